@@ -1,0 +1,188 @@
+"""What happened, one typed event a decision, and the JSON Lines file that keeps it.
+
+Layer 0. Standard library only. Events carry no clock (the core has none); the writer adds `t`, seconds since the run began,
+so two runs of the same seed have equal events whatever their speed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar, TextIO, TypeAlias
+
+from nevergiveup.types import Exact
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """n completions of a prompt were asked for. epoch: which visit of the prompt; round: 1 for the first attempt."""
+
+    kind: ClassVar[str] = "dispatched"
+    request: int
+    prompt: str
+    epoch: int
+    round: int
+    n: int
+    seed: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A round came back and was judged.
+
+    rewards, versions: of the verified completions of this round (version: oldest in it, None = unknown).
+    n_unverified: the grader could not decide; n_failed: never came back; n_truncated: cut by the length limit.
+    verdict: solved, train, retry, give_up; or "trouble" when no completion of the round was verified.
+    outcome: how the chain closed ("solved", "solved_after_retry", "given_up", "unverified"); empty while it is open.
+    tried, total: count and exact sum of all rewards of the chain so far. version: policy version at the judgement.
+    """
+
+    kind: ClassVar[str] = "judged"
+    request: int
+    prompt: str
+    epoch: int
+    round: int
+    rewards: tuple[Exact, ...]
+    versions: tuple[int | None, ...]
+    n_unverified: int
+    n_failed: int
+    n_truncated: int
+    verdict: str
+    outcome: str
+    tried: int
+    total: Exact
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request was lost to infrastructure trouble. closed: tried often enough, the chain was closed unscored."""
+
+    kind: ClassVar[str] = "failed"
+    request: int
+    prompt: str
+    epoch: int
+    n: int
+    reason: str
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A group entered a batch. ages: of its trained attempts, in policy versions (-1 = unknown)."""
+
+    kind: ClassVar[str] = "trained"
+    prompt: str
+    epoch: int
+    rounds: int
+    n_trained: int
+    n_left_out: int
+    tried: int
+    total: Exact
+    ages: tuple[int, ...]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class WentStale:
+    """A group could not be trained any more when its batch was cut. closed: after several times, till the next epoch."""
+
+    kind: ClassVar[str] = "went_stale"
+    prompt: str
+    epoch: int
+    n: int
+    closed: bool
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The engines hold a new policy version."""
+
+    kind: ClassVar[str] = "published"
+    version: int
+
+
+Event: TypeAlias = Dispatched | Judged | Failed | Trained | WentStale | Published
+EventSink: TypeAlias = Callable[[Event], None]
+
+_KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in (Dispatched, Judged, Failed, Trained, WentStale, Published)}
+_FIELDS = {cls: tuple(field.name for field in fields(cls)) for cls in _KINDS.values()}
+
+
+def to_json(value: Exact) -> int | str:
+    """An exact number as JSON: 3 stays 3, 7/12 becomes "7/12"."""
+    return value if isinstance(value, int) else f"{value.numerator}/{value.denominator}"
+
+
+def from_json(value: int | str) -> Exact:
+    return value if isinstance(value, int) else Fraction(value)
+
+
+def encode(event: Event, t: float | None = None) -> str:
+    """One line of JSON, keys in the order of the fields, without the newline."""
+    row: dict[str, Any] = {"kind": event.kind}
+    if t is not None:
+        row["t"] = round(t, 3)
+    for name in _FIELDS[type(event)]:
+        value = getattr(event, name)
+        if isinstance(value, Fraction):
+            value = to_json(value)
+        elif name == "rewards":
+            value = [to_json(reward) for reward in value]
+        row[name] = value
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+
+
+def decode(line: str) -> tuple[float | None, Event]:
+    """Inverse of `encode`. Raises ValueError for a line that is no event."""
+    try:
+        row = json.loads(line)
+        cls = _KINDS[row.pop("kind")]
+        t = row.pop("t", None)
+        if "total" in row:
+            row["total"] = from_json(row["total"])
+        for name in ("rewards", "versions", "ages"):
+            if name in row:
+                row[name] = tuple(from_json(v) if isinstance(v, str) else v for v in row[name])
+        return t, cls(**row)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not an event: {line[:200]!r}") from error
+
+
+class EventWriter:
+    """Appends events to a JSON Lines file; `clock` gives the seconds to stamp them with."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._clock = clock
+
+    def write(self, event: Event) -> None:
+        self._file.write(encode(event, self._clock()) + "\n")
+
+    def flush(self) -> int:
+        """Hands everything to the operating system; returns the length of the file in bytes."""
+        self._file.flush()
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_events(path: Path) -> Iterator[tuple[float | None, Event]]:
+    """The events of a run with their times. A last line that was cut in mid-write (a killed run) is left out.
+
+    Raises ValueError with file and line number for any other line that is no event.
+    """
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith("\n"):
+                return
+            try:
+                yield decode(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error

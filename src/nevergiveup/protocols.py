@@ -1,0 +1,86 @@
+"""The seams: what an engine, a learner, a task and a runtime must offer. Typing only; nothing here runs.
+
+Layer 1. Everything asynchronous sits behind these; the scheduler calls none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from nevergiveup.types import Batch, Completion, Grade, Metrics, Prompt
+
+Weights: TypeAlias = Mapping[str, Any]
+"""Parameter name -> tensor. Opaque to everything but learners, engines and the runtimes that carry them."""
+
+T = TypeVar("T")
+
+
+class InfrastructureError(RuntimeError):
+    """Trouble that says nothing about the policy (dead engine, lost connection). Tried again, never scored."""
+
+
+class Engine(Protocol):
+    """Samples completions. `sample` may be called many times at once; completions of all calls are decoded together."""
+
+    version: int
+    """Version of the policy that it samples from now."""
+
+    async def sample(self, prompt: Prompt, n: int, seed: int) -> list[Completion]:
+        """n completions of `prompt.tokens`. Completion i depends on `completion_seeds(seed, n)[i]` alone (and the policy).
+
+        Fewer than n when some failed. Raises InfrastructureError when none could be drawn.
+        """
+        ...
+
+    async def load(self, weights: Weights, version: int) -> None:
+        """Swap the weights between two decode steps; running sequences go on. Returns when the new version is in use."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Learner(Protocol):
+    """Knows tokens, sampler log-probs and weights; blind to the sampling strategy."""
+
+    version: int
+    """Optimizer steps done."""
+
+    async def step(self, batch: Batch) -> Metrics:
+        """One optimizer step. A batch in which nothing can be trained leaves the weights alone and says `skipped: 1`."""
+        ...
+
+    async def weights(self) -> Weights: ...
+
+    def save(self, folder: Path) -> None:
+        """Everything needed to go on (weights, optimizer, schedule), safetensors and JSON only."""
+        ...
+
+    def restore(self, folder: Path) -> None: ...
+
+    def export(self, folder: Path) -> None:
+        """A standard Hugging Face model folder."""
+        ...
+
+
+class Task(Protocol):
+    """Prompts and the rule that scores a completion."""
+
+    def prompts(self, split: str) -> Sequence[Prompt]: ...
+
+    def grade(self, prompt: Prompt, completion: Completion) -> Grade: ...
+
+
+class Grader(Protocol):
+    """Scores completions, somewhere. Exceptions of a task's `grade` come back as Unverified, never as a score."""
+
+    async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Grade]: ...
+
+
+class Runtime(Protocol):
+    """Where an object lives. `make` builds it there; the proxy offers the same asynchronous methods here."""
+
+    def place(self, make: Callable[..., T], name: str, /, *args: Any, **kwargs: Any) -> Awaitable[T]: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,660 @@
+"""The scheduler: which prompt is sampled next, which group is trained on, and what became of every completion.
+
+Layer 1. Standard library only. A synchronous state machine without clock, thread, tensor, socket or global random state:
+everything asynchronous calls it, it calls nothing but the strategy. So one object serves the trainer, the simulator and other
+people's trainers; every interleaving can be replayed; and its whole state fits into a checkpoint.
+
+One visit of a prompt is a chain: a round of completions, judged on arrival, perhaps asked again (RETRY), at last closed.
+
+    queued -> in flight -> ready -> trained          closed: solved, solved_after_retry, given_up,
+       ^          |          |                               unverified, failed, stale
+       +-- RETRY -+          |
+       +---- went stale -----+
+
+Judged on arrival, weighed when the batch is cut: in between attempts can go stale, and then the advantages change.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from math import ceil
+from random import Random
+from typing import Any, Literal
+
+from nevergiveup.events import (
+    Dispatched,
+    EventSink,
+    Failed,
+    Judged,
+    Published,
+    Trained,
+    WentStale,
+    from_json,
+    to_json,
+)
+from nevergiveup.strategies import Strategy
+from nevergiveup.types import (
+    Attempt,
+    Batch,
+    Completion,
+    Decision,
+    Exact,
+    Group,
+    Prompt,
+    Request,
+    TrainGroup,
+    Verdict,
+    exact,
+)
+
+RetryOrder = Literal["back", "front"]
+
+MAX_TROUBLE = 3
+"""A request lost to trouble is asked this often in all before its chain is closed, unscored; likewise for a group that
+goes stale before it can be trained on."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What became of every completion ever asked for, counted once each; and how the chains closed.
+
+    drawn = trained + left_out + filtered + given_up + stale + unverified + failed + reissued + held, at every moment,
+    where held (in flight, open or ready) is `Scheduler.held`.
+
+    trained: had a weight, 0.0 included. left_out: in a trained group, but weight None. filtered: in a group without
+    contrast closed as solved. given_up, unverified, failed: in a chain that closed so, or (the latter two) itself without
+    verdict or never returned. stale: older than the window. reissued: in flight when a checkpoint was restored.
+    """
+
+    drawn: int = 0
+    trained: int = 0
+    left_out: int = 0
+    filtered: int = 0
+    given_up: int = 0
+    stale: int = 0
+    unverified: int = 0
+    failed: int = 0
+    reissued: int = 0
+    chains: Counter[str] = field(default_factory=Counter)
+    """opened, trained, solved, solved_after_retry, given_up, stale, unverified, failed; and events: retries, went_stale."""
+
+    @property
+    def settled(self) -> int:
+        """Completions whose fate is known."""
+        return (
+            self.trained + self.left_out + self.filtered + self.given_up
+            + self.stale + self.unverified + self.failed + self.reissued
+        )  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class _Chain:
+    """One visit of a prompt. best: of the rounds since the chain last had to start over (None: nothing to beat)."""
+
+    row: int
+    epoch: int
+    draws: int
+    fresh: list[Attempt] = field(default_factory=list)
+    tried: int = 0
+    total: Exact = 0
+    best: Exact | None = None
+    new_min: Exact = 0
+    new_max: Exact = 0
+    rounds: int = 0
+    trouble: int = 0
+    times_stale: int = 0
+    request: int | None = None
+    cut: int = 0  # with batch_draws: the batch that it belongs to
+
+
+class Scheduler:
+    """Hands out requests, takes back scored attempts, cuts batches.
+
+    prompts: the data set; each row is visited once an epoch, in an order shuffled by (seed, epoch), one live chain a row.
+    n_groups: N, groups in a batch. With `batch_draws` = D a batch holds instead the groups that became ready while D
+    completions came back: as many optimizer steps for the same sampling cost, whatever is filtered or asked again.
+    lag: batches that generation may be ahead of training; 0 is the synchronous run.
+    max_pending: back-pressure, most groups open, ready or in the step that is running; default ceil((lag + 1) * N).
+    retry_order: retries go to the "back" of the dispatch queue (as published) or to the "front" (fresher, burstier).
+    max_epochs, max_completions: bounds of the run; None is no bound.
+    max_barren_epochs: passes over the data without a single trained group after which the run ends with a reason.
+    on_event: called with every event, in order.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        prompts: Sequence[Prompt],
+        *,
+        n_groups: int,
+        batch_draws: int | None = None,
+        lag: float = 1,
+        max_pending: int | None = None,
+        retry_order: RetryOrder = "back",
+        max_epochs: int | None = None,
+        max_completions: int | None = None,
+        max_barren_epochs: int = 3,
+        seed: int = 0,
+        on_event: EventSink | None = None,
+    ) -> None:
+        if not prompts:
+            raise ValueError("there is no prompt to sample: the data set is empty")
+        if n_groups < 1:
+            raise ValueError(f"n_groups = {n_groups} (N, groups in a batch) must be at least 1")
+        if batch_draws is not None and batch_draws < 1:
+            raise ValueError(f"batch_draws = {batch_draws} must be at least 1, or left out")
+        if lag < 0:
+            raise ValueError(f"lag = {lag} must be 0 (synchronous) or more")
+        self.max_pending = ceil((lag + 1) * n_groups) if max_pending is None else max_pending
+        if self.max_pending < n_groups:
+            raise ValueError(
+                f"max_pending = {self.max_pending} is below n_groups = {n_groups}: a batch could never fill; raise it"
+            )
+        if retry_order not in ("back", "front"):
+            raise ValueError(f'retry_order = {retry_order!r} must be "back" or "front"')
+        if max_barren_epochs < 1:
+            raise ValueError(f"max_barren_epochs = {max_barren_epochs} must be at least 1")
+        self.strategy = strategy
+        self.prompts = prompts
+        self.n_groups = n_groups
+        self.batch_draws = batch_draws
+        self.retry_order = retry_order
+        self.max_epochs = max_epochs
+        self.max_completions = max_completions
+        self.max_barren_epochs = max_barren_epochs
+        self.seed = seed
+        self.on_event = on_event
+        self.version = 0
+        self.ledger = Ledger()
+        self.epoch = 0
+
+        self._rng = Random(f"{seed}/judge")
+        self._order = self._shuffled(0)
+        self._position = 0
+        self._live: dict[int, _Chain] = {}
+        self._owed: dict[int, None] = {}  # rows whose turn came while their chain was live; an ordered set
+        self._due: deque[int] = deque()  # of those, the rows whose chain has closed meanwhile
+        self._retired: set[int] = set()
+        self._queue: deque[_Chain] = deque()
+        self._in_flight: dict[int, _Chain] = {}
+        self._ready: deque[_Chain] = deque()
+        self._n_training = 0
+        self._n_requests = 0
+        self._n_returned = 0  # completions that came back, or were given up for lost
+        self._trained_before_epoch = 0
+        self._n_barren = 0
+        self._no_more_rows = ""
+
+    # ---------------------------------------------------------------- drawing
+
+    def next(self) -> Request | None:
+        """The next request to hand to an engine; None when there is none now (back-pressure, or nothing left)."""
+        self._refill()
+        if not self._queue or self._over_budget(self._queue[0].draws):
+            return None
+        chain = self._queue.popleft()
+        prompt = self.prompts[chain.row]
+        if chain.request is None:  # else: restored from a checkpoint, issued again under its old number
+            chain.request = self._n_requests
+            self._n_requests += 1
+        request = Request(
+            chain.request, prompt, chain.draws, self._seed_of(prompt.id, chain), chain.rounds + 1, chain.epoch
+        )
+        self._in_flight[request.id] = chain
+        self.ledger.drawn += request.n
+        if self.on_event:
+            self.on_event(
+                Dispatched(
+                    request.id, prompt.id, chain.epoch, request.round, request.n, request.seed, self.version
+                )
+            )  # fmt: skip
+        return request
+
+    def _refill(self) -> None:
+        while len(self._live) + self._n_training < self.max_pending and not self._over_budget(0):
+            row = self._next_row()
+            if row is None:
+                return
+            chain = _Chain(row, self.epoch, self.strategy.open(self.prompts[row]))
+            self.ledger.chains["opened"] += 1
+            self._live[row] = chain
+            self._queue.append(chain)
+
+    def _over_budget(self, n: int) -> bool:
+        if self.max_completions is None:
+            return False
+        spent = self.ledger.drawn - self.ledger.reissued
+        return spent + max(n, 1) > self.max_completions
+
+    def _next_row(self) -> int | None:
+        """The row to visit next, each once an epoch; None when every row left is live, or there are no more epochs."""
+        while not self._no_more_rows:
+            if self._due:
+                return self._due.popleft()
+            if self._position < len(self._order):
+                row = self._order[self._position]
+                self._position += 1
+                if row in self._live:
+                    self._owed[row] = None
+                elif row not in self._retired:
+                    return row
+            elif self._owed:
+                return None  # the next epoch begins when all visits of this one have begun
+            else:
+                self._begin_epoch()
+        return None
+
+    def _begin_epoch(self) -> None:
+        n_trained = self.ledger.chains["trained"]
+        self._n_barren = 0 if n_trained > self._trained_before_epoch else self._n_barren + 1
+        self._trained_before_epoch = n_trained
+        if self.max_epochs is not None and self.epoch + 1 >= self.max_epochs:
+            self._no_more_rows = f"all {self.max_epochs} passes over the data are done"
+        elif len(self._retired) == len(self.prompts):
+            self._no_more_rows = "every prompt has been retired by the strategy"
+        elif self._n_barren >= self.max_barren_epochs and not self._ready:
+            self._no_more_rows = (
+                f"{self._n_barren} passes over the data gave nothing to train on: {self._closed_in_words()}"
+            )
+        else:
+            self.epoch += 1
+            self._order = self._shuffled(self.epoch)
+            self._position = 0
+
+    def _closed_in_words(self) -> str:
+        chains = self.ledger.chains
+        closed = {
+            "solved at once": chains["solved"] + chains["solved_after_retry"],
+            "given up without a success": chains["given_up"],
+            "without any verdict from the grader": chains["unverified"],
+            "lost to infrastructure trouble": chains["failed"],
+            "gone stale before they could be trained on": chains["stale"],
+        }
+        n = max(sum(closed.values()), 1)
+        return ", ".join(f"{100 * count / n:.0f} % of groups {what}" for what, count in closed.items() if count)
+
+    def _shuffled(self, epoch: int) -> array[int]:
+        order = array("L", range(len(self.prompts)))
+        Random(f"{self.seed}/order/{epoch}").shuffle(order)
+        return order
+
+    def _seed_of(self, prompt_id: str, chain: _Chain) -> int:
+        # Depends on what is asked, not on when: an interleaving or a restart does not change the samples.
+        key = f"{self.seed}|{prompt_id}|{chain.row}|{chain.epoch}|{chain.rounds}|{chain.trouble}"
+        return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big") >> 1
+
+    # ------------------------------------------------------------- delivering
+
+    def deliver(self, request_id: int, attempts: Sequence[Attempt], n_unverified: int = 0) -> Decision | None:
+        """Takes the scored completions of a request and judges the group.
+
+        n_unverified: completions that the grader could not decide; those that are missing altogether count as failed.
+        Neither enters the baseline. Returns the decision, or None when no completion has a verdict (no coin is drawn).
+        Raises ValueError for a request that is not in flight, too many attempts, or a reward above the maximum score.
+        """
+        chain = self._in_flight.get(request_id)
+        if chain is None:
+            raise ValueError(f"request {request_id} is not in flight: delivered twice, or never handed out")
+        prompt = self.prompts[chain.row]
+        n_failed = chain.draws - len(attempts) - n_unverified
+        if n_failed < 0 or n_unverified < 0:
+            raise ValueError(
+                f"request {request_id} (prompt {prompt.id}) asked for {chain.draws} completions but got "
+                f"{len(attempts)} attempts and {n_unverified} unverified ones"
+            )
+        attempts = [a if type(a.reward) is int else Attempt(exact(a.reward), a.version, a.completion) for a in attempts]
+        rewards = tuple([a.reward for a in attempts])
+        if rewards and max(rewards) > prompt.max_reward:
+            raise ValueError(
+                f"reward {max(rewards)} of prompt {prompt.id} is above its max_reward {prompt.max_reward}: "
+                "scale the reward, or set the prompt's max_reward"
+            )
+        if not attempts and not n_unverified:
+            self.fail(request_id, "no completion came back")
+            return None
+
+        del self._in_flight[request_id]
+        chain.request = None
+        this_round = chain.rounds + 1
+        self.ledger.unverified += n_unverified
+        self.ledger.failed += n_failed
+        decision: Decision | None = None
+        verdict, outcome = "trouble", ""
+        if attempts:
+            chain.trouble = 0
+            best_before = chain.best
+            chain.new_min, chain.new_max = min(rewards), max(rewards)
+            chain.best = chain.new_max if best_before is None else max(best_before, chain.new_max)
+            chain.tried += len(attempts)
+            chain.total += sum(rewards)
+            chain.rounds += 1
+            chain.fresh.extend(attempts)
+            self._prune(chain)
+            decision = self.strategy.judge(self._group(chain, best_before), self._rng)
+            verdict, outcome = decision.verdict.value, self._settle(chain, decision)
+        else:
+            chain.trouble += 1
+            if chain.tried == 0 or chain.trouble >= MAX_TROUBLE:
+                outcome = "unverified"
+                self.ledger.unverified += len(chain.fresh)
+                self._close(chain, outcome)
+            else:  # a history worth keeping: ask again
+                self._requeue(chain)
+        self._n_returned += len(attempts) + n_unverified + n_failed
+        if self.on_event:
+            n_truncated = sum(a.completion is not None and a.completion.finish == "length" for a in attempts)
+            self.on_event(
+                Judged(
+                    request_id, prompt.id, chain.epoch, this_round, rewards,
+                    tuple([a.version for a in attempts]), n_unverified, n_failed, n_truncated,
+                    verdict, outcome, chain.tried, chain.total, self.version,
+                )
+            )  # fmt: skip
+        return decision
+
+    def fail(self, request_id: int, reason: str) -> None:
+        """The request was lost to trouble that says nothing about the policy. Asked again, at most MAX_TROUBLE times in all.
+
+        Nothing is scored, no coin is drawn. Raises ValueError for a request that is not in flight.
+        """
+        chain = self._in_flight.pop(request_id, None)
+        if chain is None:
+            raise ValueError(f"request {request_id} is not in flight: it cannot fail")
+        chain.request = None
+        chain.trouble += 1
+        self.ledger.failed += chain.draws
+        self._n_returned += chain.draws
+        closed = chain.trouble >= MAX_TROUBLE
+        if closed:
+            self.ledger.failed += len(chain.fresh)
+            self._close(chain, "failed")
+        else:
+            self._requeue(chain)
+        if self.on_event:
+            prompt = self.prompts[chain.row]
+            self.on_event(Failed(request_id, prompt.id, chain.epoch, chain.draws, reason, closed))
+
+    def _settle(self, chain: _Chain, decision: Decision) -> str:
+        """Moves a judged chain on; returns how it closed, or the empty string while it is open."""
+        outcome = ""
+        n_fresh = len(chain.fresh)
+        match decision.verdict:
+            case Verdict.TRAIN:
+                if self.batch_draws is not None:
+                    chain.cut = self._n_returned // self.batch_draws
+                self._ready.append(chain)
+            case Verdict.RETRY:
+                chain.draws = decision.draws
+                self.ledger.chains["retries"] += 1
+                self._requeue(chain)
+            case Verdict.SOLVED:
+                solved = chain.total == chain.tried * self.prompts[chain.row].max_reward
+                outcome = "solved" if solved else "solved_after_retry"
+                self.ledger.filtered += n_fresh
+                self._close(chain, outcome)
+            case Verdict.GIVE_UP:
+                outcome = "given_up"
+                self.ledger.given_up += n_fresh
+                self._close(chain, outcome)
+        if decision.retire:
+            self._retired.add(chain.row)
+        return outcome
+
+    def _requeue(self, chain: _Chain) -> None:
+        if self.retry_order == "front":
+            self._queue.appendleft(chain)
+        else:
+            self._queue.append(chain)
+
+    def _close(self, chain: _Chain, outcome: str) -> None:
+        self.ledger.chains[outcome] += 1
+        del self._live[chain.row]
+        if chain.row in self._owed:
+            del self._owed[chain.row]
+            if chain.row not in self._retired:
+                self._due.append(chain.row)
+
+    def _prune(self, chain: _Chain) -> None:
+        """Drops attempts older than the window. An unknown version is kept: it is not known to be stale."""
+        window = self.strategy.window
+        if window is None:
+            return
+        oldest = self.version - window
+        fresh = [a for a in chain.fresh if a.version is None or a.version >= oldest]
+        self.ledger.stale += len(chain.fresh) - len(fresh)
+        chain.fresh = fresh
+
+    def _group(self, chain: _Chain, best_before: Exact | None) -> Group:
+        return Group(
+            self.prompts[chain.row], tuple(chain.fresh), chain.tried, chain.total,
+            best_before, chain.new_min, chain.new_max, chain.rounds,
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------- training
+
+    def take(self) -> Batch | None:
+        """The next batch, or None when it is not full yet.
+
+        Ages are checked against the policy that is about to be trained. A group that can no longer be trained is dropped as
+        stale and its prompt asked again, its history kept. When nothing more can come before a training step (a small data
+        set, the end of the run), a batch may hold fewer groups.
+        """
+        full = self._is_full()
+        if not self._ready or not (full or self._is_dry()):
+            return None
+        cut = self._ready[0].cut
+        groups: list[tuple[_Chain, TrainGroup]] = []
+        for chain in list(self._ready):
+            if chain.cut != cut or (self.batch_draws is None and len(groups) == self.n_groups):
+                break
+            self._prune(chain)
+            group = self._group(chain, chain.best)
+            weights = tuple(self.strategy.weigh(group))
+            if len(weights) != len(group.fresh):
+                raise ValueError(f"{self.strategy} gave {len(weights)} weights for {len(group.fresh)} attempts")
+            if all(weight is None for weight in weights):
+                self._ready.remove(chain)
+                self._drop_stale(chain)
+            else:
+                baseline = float(group.baseline)
+                groups.append(
+                    (chain, TrainGroup(group.prompt, group.fresh, weights, baseline, chain.tried, chain.rounds))
+                )
+        if self.batch_draws is None and len(groups) < self.n_groups and not self._is_dry():
+            return None  # groups went stale, and others may still come
+        if not groups:
+            return None
+        for chain, train_group in groups:
+            self._ready.popleft()
+            self._train(chain, train_group)
+        self._n_training += len(groups)
+        return Batch(self.version, tuple([train_group for _, train_group in groups]))
+
+    def _is_full(self) -> bool:
+        if self.batch_draws is None:
+            return len(self._ready) >= self.n_groups
+        return bool(self._ready) and self._ready[0].cut < self._n_returned // self.batch_draws
+
+    def _is_dry(self) -> bool:
+        """Nothing is in flight and nothing can be dispatched before a step is trained."""
+        if self._in_flight:
+            return False
+        self._refill()
+        if self._queue:
+            return self._over_budget(self._queue[0].draws)
+        return self._n_training == 0 or len(self._live) + self._n_training < self.max_pending
+
+    def _train(self, chain: _Chain, group: TrainGroup) -> None:
+        ages = []
+        for attempt, weight in zip(group.attempts, group.weights, strict=True):
+            age = -1 if attempt.version is None else self.version - attempt.version
+            if self.strategy.window is not None and age > self.strategy.window:
+                raise AssertionError(f"an attempt of age {age} of prompt {group.prompt.id} reached a batch")
+            if weight is not None:
+                ages.append(age)
+        n_left_out = len(group.attempts) - len(ages)
+        self.ledger.trained += len(ages)
+        self.ledger.left_out += n_left_out
+        self._close(chain, "trained")
+        if self.on_event:
+            self.on_event(
+                Trained(
+                    group.prompt.id, chain.epoch, chain.rounds, len(ages), n_left_out,
+                    chain.tried, chain.total, tuple(ages), self.version,
+                )
+            )  # fmt: skip
+
+    def _drop_stale(self, chain: _Chain) -> None:
+        n = len(chain.fresh)
+        self.ledger.stale += n
+        self.ledger.chains["went_stale"] += 1
+        chain.fresh = []
+        chain.best = None  # its success is gone untrained: there is nothing to beat
+        chain.times_stale += 1
+        closed = chain.times_stale >= MAX_TROUBLE
+        if closed:
+            self._close(chain, "stale")
+        else:
+            chain.draws = self.strategy.open(self.prompts[chain.row])
+            self._requeue(chain)
+        if self.on_event:
+            self.on_event(WentStale(self.prompts[chain.row].id, chain.epoch, n, closed, self.version))
+
+    def publish(self, version: int) -> None:
+        """The step is done and the engines hold `version` (the same one again if the step was skipped)."""
+        if version < self.version:
+            raise ValueError(f"policy version {version} is older than the published {self.version}")
+        self.version = version
+        self._n_training = 0
+        if self.on_event:
+            self.on_event(Published(version))
+
+    # ------------------------------------------------------------------- state
+
+    @property
+    def held(self) -> int:
+        """Completions whose fate is still open: in flight, or fresh in an open or ready chain."""
+        in_flight = sum(chain.draws for chain in self._in_flight.values())
+        return in_flight + sum(len(chain.fresh) for chain in self._live.values())
+
+    @property
+    def n_open(self) -> int:
+        """Chains queued or in flight."""
+        return len(self._live) - len(self._ready)
+
+    @property
+    def n_ready(self) -> int:
+        """Groups waiting for a batch."""
+        return len(self._ready)
+
+    @property
+    def finished(self) -> str | None:
+        """Why the run is over, in words; None while there is something to draw, to wait for or to train."""
+        if self._ready or self._n_training or not self._is_dry():
+            return None
+        if self._no_more_rows:
+            return self._no_more_rows
+        if self.max_completions is not None and self._over_budget(self._queue[0].draws if self._queue else 0):
+            return f"the budget of {self.max_completions} completions is spent"
+        return None
+
+    def check_balance(self) -> None:
+        """Raises AssertionError unless every completion ever drawn is accounted for exactly once."""
+        if self.ledger.drawn != self.ledger.settled + self.held:
+            raise AssertionError(f"the ledger does not balance: {self.ledger}, held {self.held}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as JSON-able values. In-flight chains are saved as to be issued again."""
+        rng_version, rng_words, rng_gauss = self._rng.getstate()
+        ledger = asdict(self.ledger)
+        ledger["chains"] = dict(self.ledger.chains)
+        return {
+            "prompts": self._fingerprint(),
+            "seed": self.seed,
+            "version": self.version,
+            "epoch": self.epoch,
+            "position": self._position,
+            "rng": [rng_version, list(rng_words), rng_gauss],
+            "ledger": ledger,
+            "in_flight": [_chain_to_json(chain) for chain in self._in_flight.values()],
+            "queue": [_chain_to_json(chain) for chain in self._queue],
+            "ready": [_chain_to_json(chain) for chain in self._ready],
+            "owed": list(self._owed),
+            "due": list(self._due),
+            "retired": sorted(self._retired),
+            "n_training": self._n_training,
+            "n_requests": self._n_requests,
+            "n_returned": self._n_returned,
+            "trained_before_epoch": self._trained_before_epoch,
+            "n_barren": self._n_barren,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where `state_dict` was taken; what was in flight then is issued again, first.
+
+        Raises ValueError when the data set or the seed differs from the saved one.
+        """
+        if state["prompts"] != self._fingerprint():
+            raise ValueError(
+                "the data set differs from the one this state was saved with: its prompts or their order changed"
+            )
+        if state["seed"] != self.seed:
+            raise ValueError(f"seed = {self.seed} differs from the saved {state['seed']}")
+        rng_version, rng_words, rng_gauss = state["rng"]
+        self._rng.setstate((rng_version, tuple(rng_words), rng_gauss))
+        self.version = state["version"]
+        self.epoch = state["epoch"]
+        self._order = self._shuffled(self.epoch)
+        self._position = state["position"]
+        self.ledger = Ledger(**{**state["ledger"], "chains": Counter(state["ledger"]["chains"])})
+        lost = [_chain_from_json(row) for row in state["in_flight"]]
+        self.ledger.reissued += sum(chain.draws for chain in lost)
+        self._in_flight = {}
+        self._queue = deque([*lost, *map(_chain_from_json, state["queue"])])
+        self._ready = deque(map(_chain_from_json, state["ready"]))
+        self._live = {chain.row: chain for chain in [*self._queue, *self._ready]}
+        self._owed = dict.fromkeys(state["owed"])
+        self._due = deque(state["due"])
+        self._retired = set(state["retired"])
+        self._n_training = state["n_training"]
+        self._n_requests = state["n_requests"]
+        self._n_returned = state["n_returned"]
+        self._trained_before_epoch = state["trained_before_epoch"]
+        self._n_barren = state["n_barren"]
+        self._no_more_rows = ""
+
+    def _fingerprint(self) -> str:
+        digest = blake2b(digest_size=16)
+        for prompt in self.prompts:
+            digest.update(prompt.id.encode())
+            digest.update(b"\0")
+        return f"{len(self.prompts)} prompts, {digest.hexdigest()}"
+
+
+def _chain_to_json(chain: _Chain) -> dict[str, Any]:
+    row = asdict(chain)
+    for name in ("total", "best", "new_min", "new_max"):
+        row[name] = None if row[name] is None else to_json(row[name])
+    row["fresh"] = [
+        [to_json(a.reward), a.version, None if a.completion is None else asdict(a.completion)] for a in chain.fresh
+    ]
+    return row
+
+
+def _chain_from_json(row: dict[str, Any]) -> _Chain:
+    row = dict(row)
+    for name in ("total", "best", "new_min", "new_max"):
+        row[name] = None if row[name] is None else from_json(row[name])
+    row["fresh"] = [Attempt(from_json(reward), version, _completion(c)) for reward, version, c in row["fresh"]]
+    return _Chain(**row)
+
+
+def _completion(row: dict[str, Any] | None) -> Completion | None:
+    if row is None:
+        return None
+    sequences = {name: tuple(row[name]) for name in ("tokens", "logprobs", "mask") if row[name] is not None}
+    return Completion(**{**row, **sequences})
