@@ -38,7 +38,8 @@ class Judged:
     n_unverified: the grader could not decide; n_failed: never came back; n_truncated: cut by the length limit.
     verdict: solved, train, retry, give_up; or "trouble" when no completion of the round was verified.
     outcome: how the chain closed ("solved", "solved_after_retry", "given_up", "unverified"); empty while it is open.
-    tried, total: count and exact sum of all rewards of the chain so far. version: policy version at the judgement.
+    tried, total: count and exact sum of all rewards of the chain so far; n_fresh: how many of them are still trainable.
+    version: policy version at the judgement.
     """
 
     kind: ClassVar[str] = "judged"
@@ -55,6 +56,7 @@ class Judged:
     outcome: str
     tried: int
     total: Exact
+    n_fresh: int
     version: int
 
 
@@ -150,7 +152,7 @@ def decode(line: str) -> tuple[float | None, Event]:
             if name in row:
                 row[name] = tuple(from_json(v) if isinstance(v, str) else v for v in row[name])
         return t, cls(**row)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(f"not an event: {line[:200]!r}") from error
 
 
@@ -178,11 +180,11 @@ def read_events(path: Path) -> Iterator[tuple[float | None, Event]]:
 
     Raises ValueError with file and line number for any other line that is no event.
     """
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:  # bytes: the cut may lie within a character
         for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             try:
-                yield decode(line)
+                yield decode(line.decode())
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error

@@ -57,7 +57,7 @@ def tiny_llama(
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
-        intermediate_size=hidden * 8 // 3,
+        intermediate_size=hidden * 5 // 2,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         max_position_embeddings=max_positions,

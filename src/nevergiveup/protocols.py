@@ -24,9 +24,6 @@ class InfrastructureError(RuntimeError):
 class Engine(Protocol):
     """Samples completions. `sample` may be called many times at once; completions of all calls are decoded together."""
 
-    version: int
-    """Version of the policy that it samples from now."""
-
     async def sample(self, prompt: Prompt, n: int, seed: int) -> list[Completion]:
         """n completions of `prompt.tokens`. Completion i depends on `completion_seeds(seed, n)[i]` alone (and the policy).
 
@@ -36,6 +33,10 @@ class Engine(Protocol):
 
     async def load(self, weights: Weights, version: int) -> None:
         """Swap the weights between two decode steps; running sequences go on. Returns when the new version is in use."""
+        ...
+
+    async def counters(self) -> dict[str, float]:
+        """Cumulative since the start, by name: at least `tokens` (sampled), `busy_s`, `waiting_s` (no sequence to decode)."""
         ...
 
     async def close(self) -> None: ...

@@ -19,7 +19,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from math import ceil
 from random import Random
@@ -81,6 +81,10 @@ class Ledger:
     reissued: int = 0
     chains: Counter[str] = field(default_factory=Counter)
     """opened, trained, solved, solved_after_retry, given_up, stale, unverified, failed; and events: retries, went_stale."""
+
+    def as_dict(self) -> dict[str, Any]:
+        counts = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return counts | {"chains": dict(self.chains)}
 
     @property
     def settled(self) -> int:
@@ -156,6 +160,9 @@ class Scheduler:
             )
         if retry_order not in ("back", "front"):
             raise ValueError(f'retry_order = {retry_order!r} must be "back" or "front"')
+        for name, bound in (("max_epochs", max_epochs), ("max_completions", max_completions)):
+            if bound is not None and bound < 1:
+                raise ValueError(f"{name} = {bound} must be at least 1, or left out for no bound")
         if max_barren_epochs < 1:
             raise ValueError(f"max_barren_epochs = {max_barren_epochs} must be at least 1")
         self.strategy = strategy
@@ -185,9 +192,7 @@ class Scheduler:
         self._n_training = 0
         self._n_requests = 0
         self._n_returned = 0  # completions that came back, or were given up for lost
-        self._trained_before_epoch = 0
-        self._n_barren = 0
-        self._no_more_rows = ""
+        self._n_barren = 0  # chains closed in a row without one that was trained
 
     # ---------------------------------------------------------------- drawing
 
@@ -215,6 +220,8 @@ class Scheduler:
         return request
 
     def _refill(self) -> None:
+        if self._queue and self._queue[0].request is not None:
+            return  # just restored: what was in flight goes out again before anything new is opened
         while len(self._live) + self._n_training < self.max_pending and not self._over_budget(0):
             row = self._next_row()
             if row is None:
@@ -232,7 +239,7 @@ class Scheduler:
 
     def _next_row(self) -> int | None:
         """The row to visit next, each once an epoch; None when every row left is live, or there are no more epochs."""
-        while not self._no_more_rows:
+        while True:
             if self._due:
                 return self._due.popleft()
             if self._position < len(self._order):
@@ -242,28 +249,24 @@ class Scheduler:
                     self._owed[row] = None
                 elif row not in self._retired:
                     return row
-            elif self._owed:
+            elif self._owed or self._no_more_rows():
                 return None  # the next epoch begins when all visits of this one have begun
             else:
-                self._begin_epoch()
-        return None
+                self.epoch += 1
+                self._order = self._shuffled(self.epoch)
+                self._position = 0
 
-    def _begin_epoch(self) -> None:
-        n_trained = self.ledger.chains["trained"]
-        self._n_barren = 0 if n_trained > self._trained_before_epoch else self._n_barren + 1
-        self._trained_before_epoch = n_trained
+    def _no_more_rows(self) -> str:
+        """Why no epoch follows this one, in words; empty when one does."""
         if self.max_epochs is not None and self.epoch + 1 >= self.max_epochs:
-            self._no_more_rows = f"all {self.max_epochs} passes over the data are done"
-        elif len(self._retired) == len(self.prompts):
-            self._no_more_rows = "every prompt has been retired by the strategy"
-        elif self._n_barren >= self.max_barren_epochs and not self._ready:
-            self._no_more_rows = (
-                f"{self._n_barren} passes over the data gave nothing to train on: {self._closed_in_words()}"
-            )
-        else:
-            self.epoch += 1
-            self._order = self._shuffled(self.epoch)
-            self._position = 0
+            return f"all {self.max_epochs} passes over the data are done"
+        if len(self._retired) == len(self.prompts):
+            return "every prompt has been retired by the strategy"
+        # Chains that are still open count as barren until they are ready: the last pass is waited for, not overtaken.
+        n_barren = self._n_barren + len(self._live)
+        if n_barren >= self.max_barren_epochs * (len(self.prompts) - len(self._retired)) and not self._ready:
+            return f"{self.max_barren_epochs} passes over the data gave nothing to train on: {self._closed_in_words()}"
+        return ""
 
     def _closed_in_words(self) -> str:
         chains = self.ledger.chains
@@ -351,7 +354,7 @@ class Scheduler:
                 Judged(
                     request_id, prompt.id, chain.epoch, this_round, rewards,
                     tuple([a.version for a in attempts]), n_unverified, n_failed, n_truncated,
-                    verdict, outcome, chain.tried, chain.total, self.version,
+                    verdict, outcome, chain.tried, chain.total, len(chain.fresh), self.version,
                 )
             )  # fmt: skip
         return decision
@@ -382,6 +385,8 @@ class Scheduler:
         """Moves a judged chain on; returns how it closed, or the empty string while it is open."""
         outcome = ""
         n_fresh = len(chain.fresh)
+        if decision.retire:
+            self._retired.add(chain.row)
         match decision.verdict:
             case Verdict.TRAIN:
                 if self.batch_draws is not None:
@@ -400,8 +405,6 @@ class Scheduler:
                 outcome = "given_up"
                 self.ledger.given_up += n_fresh
                 self._close(chain, outcome)
-        if decision.retire:
-            self._retired.add(chain.row)
         return outcome
 
     def _requeue(self, chain: _Chain) -> None:
@@ -412,6 +415,7 @@ class Scheduler:
 
     def _close(self, chain: _Chain, outcome: str) -> None:
         self.ledger.chains[outcome] += 1
+        self._n_barren = 0 if outcome == "trained" else self._n_barren + 1
         del self._live[chain.row]
         if chain.row in self._owed:
             del self._owed[chain.row]
@@ -556,11 +560,9 @@ class Scheduler:
         """Why the run is over, in words; None while there is something to draw, to wait for or to train."""
         if self._ready or self._n_training or not self._is_dry():
             return None
-        if self._no_more_rows:
-            return self._no_more_rows
-        if self.max_completions is not None and self._over_budget(self._queue[0].draws if self._queue else 0):
+        if self._over_budget(self._queue[0].draws if self._queue else 0):
             return f"the budget of {self.max_completions} completions is spent"
-        return None
+        return self._no_more_rows()
 
     def check_balance(self) -> None:
         """Raises AssertionError unless every completion ever drawn is accounted for exactly once."""
@@ -570,8 +572,7 @@ class Scheduler:
     def state_dict(self) -> dict[str, Any]:
         """Everything, as JSON-able values. In-flight chains are saved as to be issued again."""
         rng_version, rng_words, rng_gauss = self._rng.getstate()
-        ledger = asdict(self.ledger)
-        ledger["chains"] = dict(self.ledger.chains)
+        ledger = {**_shallow(self.ledger), "chains": dict(self.ledger.chains)}
         return {
             "prompts": self._fingerprint(),
             "seed": self.seed,
@@ -579,7 +580,7 @@ class Scheduler:
             "epoch": self.epoch,
             "position": self._position,
             "rng": [rng_version, list(rng_words), rng_gauss],
-            "ledger": ledger,
+            "ledger": self.ledger.as_dict(),
             "in_flight": [_chain_to_json(chain) for chain in self._in_flight.values()],
             "queue": [_chain_to_json(chain) for chain in self._queue],
             "ready": [_chain_to_json(chain) for chain in self._ready],
@@ -589,7 +590,6 @@ class Scheduler:
             "n_training": self._n_training,
             "n_requests": self._n_requests,
             "n_returned": self._n_returned,
-            "trained_before_epoch": self._trained_before_epoch,
             "n_barren": self._n_barren,
         }
 
@@ -623,9 +623,7 @@ class Scheduler:
         self._n_training = state["n_training"]
         self._n_requests = state["n_requests"]
         self._n_returned = state["n_returned"]
-        self._trained_before_epoch = state["trained_before_epoch"]
         self._n_barren = state["n_barren"]
-        self._no_more_rows = ""
 
     def _fingerprint(self) -> str:
         digest = blake2b(digest_size=16)
@@ -636,13 +634,18 @@ class Scheduler:
 
 
 def _chain_to_json(chain: _Chain) -> dict[str, Any]:
-    row = asdict(chain)
+    row = _shallow(chain)
     for name in ("total", "best", "new_min", "new_max"):
         row[name] = None if row[name] is None else to_json(row[name])
     row["fresh"] = [
-        [to_json(a.reward), a.version, None if a.completion is None else asdict(a.completion)] for a in chain.fresh
+        [to_json(a.reward), a.version, None if a.completion is None else _shallow(a.completion)] for a in chain.fresh
     ]
     return row
+
+
+def _shallow(value: _Chain | Completion | Ledger) -> dict[str, Any]:
+    """The fields by name. Not `asdict`, which copies token by token: a checkpoint may hold millions."""
+    return {f.name: getattr(value, f.name) for f in fields(value)}
 
 
 def _chain_from_json(row: dict[str, Any]) -> _Chain:

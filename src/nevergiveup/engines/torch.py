@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -31,6 +32,9 @@ PREFILL_TOKENS = 2048
 
 LENGTH_STEP = 16
 """Attended cache lengths and cache capacities are multiples of this."""
+
+
+_COUNTERS = ("completions", "tokens", "prompts", "prompt_tokens", "decode_steps", "slot_steps", "busy_s", "waiting_s")
 
 
 class TorchEngine:
@@ -179,9 +183,10 @@ class TorchEngine:
 
     async def close(self) -> None:
         """Stop. Whoever waits for completions gets InfrastructureError."""
+        self._failure = self._failure or "the rollout engine is closed"
         if self._pump is not None:
             self._pump.cancel()
-        self._fail("the rollout engine was closed")
+        self._fail(self._failure)
 
     # The pump: one forward pass, then a turn for everyone else in the loop.
 
@@ -195,21 +200,19 @@ class TorchEngine:
 
     def _after_pump(self, pump: asyncio.Task[None]) -> None:
         if pump.cancelled():
-            self._fail("the rollout engine's event loop was stopped")
+            self._fail("the rollout engine was stopped")
         elif (error := pump.exception()) is not None:
-            self._fail(f"the rollout engine failed: {type(error).__name__}: {error}", error)
-        elif self._waiting_since is None:
+            self._failure, self._cause = f"the rollout engine failed: {type(error).__name__}: {error}", error
+            self._fail(self._failure)
+        if self._waiting_since is None:
             self._waiting_since = time.perf_counter()
 
-    def _fail(self, reason: str, cause: BaseException | None = None) -> None:
-        if self._failure is None:
-            self._failure, self._cause = reason, cause
-        waiting = {
-            id(r): r for r in (*self._queue, *(s.request for s in (*self._ready, *self._running) if s is not None))
-        }
-        for request in waiting.values():
+    def _fail(self, reason: str) -> None:
+        """Give everyone who waits an InfrastructureError; each then drops its own request."""
+        running = (sequence.request for sequence in (*self._ready, *self._running) if sequence is not None)
+        for request in dict.fromkeys((*self._queue, *running)):
             if not request.future.done():
-                error = InfrastructureError(self._failure)
+                error = InfrastructureError(reason)
                 error.__cause__ = self._cause
                 request.future.set_exception(error)
 
@@ -223,9 +226,309 @@ class TorchEngine:
                 self._running[slot] = None
                 self._n_running -= 1
 
+    # The work: prefill prompts, give sequences slots, decode one token for every slot in use.
+
     def _step(self) -> None:
         if self._queue and len(self._ready) < self._n_slots - self._n_running:
             self._prefill()
         self._place()
         if self._n_running:
             self._decode()
+
+    def _prefill(self) -> None:
+        """One pass over waiting prompts of similar length, and the first token of all their completions."""
+        n_free = self._n_slots - self._n_running - len(self._ready)
+        window = []
+        for request in self._queue:
+            if n_free <= 0:
+                break
+            window.append(request)
+            n_free -= len(request.seeds)
+        window.sort(key=lambda request: -len(request.prompt.tokens))
+        longest = len(window[0].prompt.tokens)
+        least = longest - max(LENGTH_STEP, longest // 4)
+        batch = [r for r in window[: max(1, PREFILL_TOKENS // longest)] if len(r.prompt.tokens) >= least]
+        for request in batch:
+            self._queue.remove(request)
+
+        lengths = [len(request.prompt.tokens) for request in batch]
+        padded = [(*request.prompt.tokens, *(0,) * (longest - n)) for request, n in zip(batch, lengths, strict=True)]
+        prefilled = DynamicCache()
+        # Padding is on the right, where causal attention never looks; its keys are overwritten or masked later.
+        logits_BV = self._model(
+            input_ids=self._on_device(padded),
+            position_ids=torch.arange(longest, device=self._device)[None],
+            cache=prefilled,
+            use_cache=True,
+            logits_to_keep=self._on_device(lengths)[:, None] - 1,
+        ).logits[:, 0]
+
+        sequences = [
+            _Sequence(request, i, seed, self.version, prefilled, row)
+            for row, request in enumerate(batch)
+            for i, seed in enumerate(request.seeds)
+        ]
+        seed_N = self._on_device([sequence.seed for sequence in sequences])
+        logits_NV = logits_BV[self._on_device([sequence.row for sequence in sequences])]
+        tokens_N, logprobs_N = sample_tokens(logits_NV, self._temperature, uniforms(seed_N, torch.zeros_like(seed_N)))
+        for sequence, token, logprob in zip(sequences, tokens_N.tolist(), logprobs_N.tolist(), strict=True):
+            if self._is_end_V[token] or self._max_new == 1:
+                self._finish(sequence, (token,), (logprob,))
+            else:
+                sequence.token, sequence.logprob = token, logprob
+                self._ready.append(sequence)
+        self._counters["prompts"] += len(batch)
+        self._counters["prompt_tokens"] += sum(lengths)
+
+    def _place(self) -> None:
+        """Give free slots to sequences that are ready: their prompt's keys and values are copied into the slot."""
+        free = [slot for slot, sequence in enumerate(self._running) if sequence is None] if self._ready else []
+        placed = [(slot, self._ready.popleft()) for slot in free[: len(self._ready)]]
+        if not placed:
+            return
+        for slot, sequence in placed:
+            self._running[slot] = sequence
+            n_prompt = len(sequence.request.prompt.tokens)
+            self._tokens[slot, 0], self._logprobs[slot, 0] = sequence.token, sequence.logprob
+            self._n_new[slot], self._position[slot] = 1, n_prompt
+        self._n_running += len(placed)
+        slots = self._on_device([slot for slot, _ in placed])
+        self._token_B[slots] = self._on_device([sequence.token for _, sequence in placed])
+        self._seed_B[slots] = self._on_device([sequence.seed for _, sequence in placed])
+        self._position_B[slots] = self._on_device([len(sequence.request.prompt.tokens) for _, sequence in placed])
+        self._index_B[slots] = 1
+        for prefilled, group in itertools.groupby(placed, key=lambda pair: pair[1].prefilled):
+            pairs = list(group)
+            n_columns = prefilled.get_seq_length() + self._max_new
+            self._cache.reserve(self._n_slots, n_columns, prefilled)
+            self._cache.fill(
+                self._on_device([slot for slot, _ in pairs]),
+                prefilled,
+                self._on_device([sequence.row for _, sequence in pairs]),
+            )
+
+    def _close_ranks(self) -> None:
+        """Move the last sequences into holes, so that the slots in use are the first ones."""
+        n = self._n_running
+        holes = [slot for slot in range(n) if self._running[slot] is None]
+        if not holes:
+            return
+        movers = [slot for slot in range(n, self._n_slots) if self._running[slot] is not None]
+        for hole, mover in zip(holes, movers, strict=True):
+            self._running[hole], self._running[mover] = self._running[mover], None
+        for array in (self._tokens, self._logprobs, self._n_new, self._position):
+            array[holes] = array[movers]
+        to, source = self._on_device(holes), self._on_device(movers)
+        for state in (self._token_B, self._position_B, self._index_B, self._seed_B):
+            state[to] = state[source]
+        self._cache.move(source, to, int(self._position[holes].max()))
+
+    def _decode(self) -> None:
+        """One token for every sequence that has a slot."""
+        self._close_ranks()
+        n = self._n_running
+        position_B = self._position_B[:n]
+        n_columns = _round_up(int(self._position[:n].max()) + 1)
+        is_past_BL = torch.arange(n_columns, device=self._device) <= position_B[:, None]
+        mask_BL = torch.where(is_past_BL, 0.0, torch.finfo(self._model.dtype).min).to(self._model.dtype)
+        self._cache.aim(position_B, n_columns)
+        logits_BV = self._model(
+            input_ids=self._token_B[:n, None],
+            attention_mask=mask_BL[:, None, None],
+            position_ids=position_B[:, None],
+            cache=self._cache,
+            use_cache=True,
+        ).logits[:, -1]
+        tokens_B, logprobs_B = sample_tokens(
+            logits_BV, self._temperature, uniforms(self._seed_B[:n], self._index_B[:n])
+        )
+        self._token_B[:n] = tokens_B
+        self._position_B[:n] += 1
+        self._index_B[:n] += 1
+
+        tokens, slots = tokens_B.cpu().numpy(), np.arange(n)
+        self._tokens[slots, self._n_new[:n]] = tokens
+        self._logprobs[slots, self._n_new[:n]] = logprobs_B.cpu().numpy()
+        self._n_new[:n] += 1
+        self._position[:n] += 1
+        self._counters["decode_steps"] += 1
+        self._counters["slot_steps"] += n
+        for slot in np.flatnonzero(self._is_end_V[tokens] | (self._n_new[:n] == self._max_new)).tolist():
+            sequence, n_new = self._running[slot], self._n_new[slot]
+            assert sequence is not None
+            self._running[slot] = None
+            self._n_running -= 1
+            self._finish(
+                sequence, tuple(self._tokens[slot, :n_new].tolist()), tuple(self._logprobs[slot, :n_new].tolist())
+            )
+
+    def _finish(self, sequence: _Sequence, tokens: tuple[int, ...], logprobs: tuple[float, ...]) -> None:
+        request = sequence.request
+        finish: Finish = "stop" if self._is_end_V[tokens[-1]] else "length"
+        text = "" if self._tokenizer is None else self._tokenizer.decode(tokens, skip_special_tokens=True)
+        request.completions[sequence.index] = Completion(
+            tokens, logprobs, text, finish, version_first=sequence.version_first, version_last=self.version
+        )
+        request.n_missing -= 1
+        self._counters["completions"] += 1
+        self._counters["tokens"] += len(tokens)
+        if not request.n_missing and not request.future.done():
+            request.future.set_result([request.completions[i] for i in range(len(request.seeds))])
+
+    def _on_device(self, values: Any) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self._device)
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """One call of `sample`."""
+
+    prompt: Prompt
+    seeds: tuple[int, ...]
+    future: asyncio.Future[list[Completion]]
+    completions: dict[int, Completion] = field(default_factory=dict)
+    n_missing: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.n_missing = len(self.seeds)
+
+
+@dataclass(eq=False, slots=True)
+class _Sequence:
+    """One completion in the making. prefilled, row: where the keys and values of its prompt are."""
+
+    request: _Request
+    index: int
+    seed: int
+    version_first: int
+    prefilled: DynamicCache
+    row: int
+    token: int = 0
+    logprob: float = 0.0
+
+
+class _SlotCache(Cache):
+    """Keys and values of the running sequences: for each layer [slots, heads, columns, head_dim], position = column."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._n_columns = 0
+
+    def reserve(self, n_slots: int, n_columns: int, like: DynamicCache) -> None:
+        """Room for n_columns tokens in every slot. Zeros, not empty: a masked NaN would still be a NaN."""
+        if n_columns <= self._n_columns:
+            return
+        self._n_columns = _round_up(n_columns)
+        for side, name in ((self._keys, "keys"), (self._values, "values")):
+            old, side[:] = list(side), []
+            for i, layer in enumerate(like.layers):
+                one = getattr(layer, name)
+                side.append(one.new_zeros(n_slots, one.shape[1], self._n_columns, one.shape[3]))
+                if old:
+                    side[i][:, :, : old[i].shape[2]] = old[i]
+
+    def fill(self, slots: Tensor, prefilled: DynamicCache, rows: Tensor) -> None:
+        n = prefilled.get_seq_length()
+        for i, layer in enumerate(prefilled.layers):
+            self._keys[i][slots, :, :n] = layer.keys[rows]
+            self._values[i][slots, :, :n] = layer.values[rows]
+
+    def move(self, source: Tensor, to: Tensor, n_columns: int) -> None:
+        for side in (*self._keys, *self._values):
+            side[to, :, :n_columns] = side[source, :, :n_columns]
+
+    def aim(self, position_B: Tensor, n_columns: int) -> None:
+        """The next pass writes row b at column position_B[b], and sees the first n_columns columns of the first B slots."""
+        self._rows_B = torch.arange(len(position_B), device=position_B.device)
+        self._position_B = position_B
+        self._seen = n_columns
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys[self._rows_B, :, self._position_B] = key_states[:, :, 0]
+        values[self._rows_B, :, self._position_B] = value_states[:, :, 0]
+        n = len(self._rows_B)
+        return keys[:n, :, : self._seen], values[:n, :, : self._seen]
+
+
+def uniforms(seed_N: Tensor, index_N: Tensor) -> Tensor:
+    """One number of [0, 1) (float64, 53 bits) for each pair of seed and token index (int64), independent of all others.
+
+    Counter-based, so it depends on nothing else: two rounds of the splitmix64 finaliser (Steele et al. 2014,
+    doi 10.1145/2714064.2660195), the index entering between them. int64 products wrap, as they must.
+    """
+    hash_N = _mix(_mix(seed_N) + (index_N + 1) * _signed(0x9E3779B97F4A7C15))
+    return _shift(hash_N, 11).to(torch.float64) * 2.0**-53
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Right shift of 64 unsigned bits."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+def sample_tokens(logits_NV: Tensor, temperature: float, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
+    """A token for each row and its natural log-probability (float32), by inverting the cumulative distribution.
+
+    Temperature 0 takes the most likely token, with its log-probability at temperature 1.
+    """
+    logits_NV = logits_NV.float()
+    if temperature == 0:
+        tokens_N = logits_NV.argmax(-1)
+    else:
+        if temperature != 1:
+            logits_NV = logits_NV / temperature
+        cumulative_NV = logits_NV.softmax(-1).cumsum(-1, dtype=torch.float64)
+        tokens_N = torch.searchsorted(cumulative_NV, uniform_N[:, None] * cumulative_NV[:, -1:], right=True)[:, 0]
+    logprobs_N = logits_NV.gather(-1, tokens_N[:, None])[:, 0] - logits_NV.logsumexp(-1)
+    return tokens_N, logprobs_N
+
+
+def _round_up(n_columns: int) -> int:
+    return -(-n_columns // LENGTH_STEP) * LENGTH_STEP
+
+
+def _more(names: Sequence[str]) -> str:
+    return "the only one" if len(names) == 1 else f"the first of {len(names)}"
+
+
+def _default_eos_ids(model: Any) -> list[int]:
+    ids = model.generation_config.eos_token_id if model.generation_config is not None else None
+    if ids is None:
+        return []
+    return [ids] if isinstance(ids, int) else list(ids)
+
+
+def _refuse_unless_servable(model: Any, max_context: int) -> None:
+    """ValueError unless keys and values of all past tokens are the whole state of the model."""
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    lacking = {"input_ids", "attention_mask", "position_ids", "cache", "logits_to_keep"} - set(
+        inspect.signature(model.forward).parameters
+    )
+    if lacking or model.config.is_encoder_decoder or getattr(model, "_is_stateful", False):
+        raise ValueError(f"{name} cannot be served: the engine needs a decoder-only model with a key/value cache")
+    if config._attn_implementation not in ("sdpa", "eager"):
+        raise ValueError(
+            f"{name} uses attention {config._attn_implementation!r}: load it with attn_implementation='sdpa' or 'eager'"
+        )
+    for kind, options in zip(*get_layer_types_and_kwargs(config), strict=True):
+        if kind == "sliding_attention" and options["sliding_window"] < max_context:
+            raise ValueError(
+                f"{name} has a sliding window of {options['sliding_window']} tokens, shorter than the context of "
+                f"{max_context}: set max_context to at most {options['sliding_window']}"
+            )
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ValueError(f"{name} has layers of type {kind!r}; the engine can serve full attention only")

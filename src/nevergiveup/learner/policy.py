@@ -1,9 +1,10 @@
 """The policy being trained: a Hugging Face causal LM, its AdamW optimizer, and their checkpoints.
 
-Layer 3. torch, transformers and accelerate. Blind to the sampling strategy: it sees tokens, sampler log-probabilities and one
-weight (advantage) a completion.
+Layer 3. torch, transformers and accelerate. Blind to the sampling strategy: it sees tokens, sampler log-probabilities and
+one weight (advantage) a completion.
 
-Shapes: S completions of a micro-batch, T positions (padded on the right), N trained tokens, V vocabulary, H hidden size.
+Shapes: S completions of a micro-batch, T positions (padded on the right), T1 = T + 1, N trained tokens, V vocabulary,
+H hidden size.
 Symbols: pi is the policy being trained, mu the one that sampled; rho = pi / mu.
 """
 
@@ -39,7 +40,11 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A completion to train on. trained: one flag a completion token, None = all of them. same_version: no step since."""
+    """A completion to train on.
+
+    trained: one flag a completion token; None means all of them.
+    same_version: sampled by the very policy that is about to be updated.
+    """
 
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
@@ -77,8 +82,8 @@ class TorchLearner:
         float32: in bfloat16 an update smaller than 1/256 of a weight would be lost. Dropout is off, because it would be
         noise in rho.
     tokenizer: only saved along by `export`.
-    lr: peak learning rate. It rises linearly over the first `n_warmup` steps, then stays ("constant") or falls on a half
-        cosine to 0 at step `n_steps` ("cosine"). The schedule is a function of the version alone.
+    lr: peak learning rate. It rises linearly over the first `n_warmup` steps, then stays ("constant") or falls on half a
+        cosine to 0 after `n_steps` ("cosine"). The schedule is a function of the version alone.
     weight_decay: decoupled, of matrices only (not of biases and norm scales).
     max_grad_norm: the gradient is scaled down to this L2 norm; `math.inf` turns clipping off.
     clip_low, clip_high: rho is clipped to [1 - clip_low, 1 + clip_high].
@@ -142,45 +147,40 @@ class TorchLearner:
         self._truncated = truncated
 
         if any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in model.parameters()):
-            model.float()
+            nn.Module.float(model)
         # Checkpointed layers recompute only in training mode.
         model.train(any(getattr(module, "gradient_checkpointing", False) for module in model.modules()))
         self._accelerator = Accelerator()
         # On its device first: the optimizer must be made for the parameters where they will live.
-        self._model: PreTrainedModel = self._accelerator.prepare(model)
+        self._bare_model = model
+        self._model = self._accelerator.prepare(model)
         self._trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        matrices = [p for p in self._trainable.values() if p.ndim >= 2]
-        others = [p for p in self._trainable.values() if p.ndim < 2]
-        self._optimizer = self._accelerator.prepare(
-            torch.optim.AdamW(
-                [{"params": matrices}, {"params": others, "weight_decay": 0.0}],
-                lr=lr,
-                betas=betas,
-                eps=eps,
-                weight_decay=weight_decay,
-                fused=True,
-            )
-        )
+        parameter_groups: list[dict[str, Any]] = [
+            {"params": [p for p in self._trainable.values() if p.ndim >= 2], "weight_decay": weight_decay},
+            {"params": [p for p in self._trainable.values() if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        adamw = torch.optim.AdamW(parameter_groups, lr=lr, betas=betas, eps=eps, fused=True)
+        self._optimizer = self._accelerator.prepare(adamw)
 
     async def step(self, batch: Batch) -> Metrics:
         """One optimizer step; blocks until it is done. Raises ValueError for a batch that cannot be made sense of.
 
-        A batch without a trained token, or one whose gradient is not finite, leaves weights, optimizer and version alone
-        and says `skipped: 1`.
+        A batch without a trained token, or whose gradient is not finite, leaves weights, optimizer and version alone and
+        says `skipped: 1`. Metrics without a value are left out.
 
         Metrics, over the trained tokens of the step unless said otherwise:
         loss, lr, grad_norm (before clipping), step_s, skipped, nonfinite_grad
-        n_tokens (trained), n_completions (with at least one trained token), n_micro_batches, padding_share
+        n_tokens (trained), n_completions (with a trained token), n_micro_batches, padding_share (of positions computed)
         truncated_share: completions cut by the length limit / completions with a weight, masked ones included
-        n_nan_logprobs: tokens whose sampler log-probability was not finite; they are left out of all that follows but `entropy`
-        clip_fraction, clip_fraction_low, clip_fraction_high: tokens whose gradient the clip range stopped
+        entropy: mean -log pi, an estimate when on-policy
+        n_nan_logprobs: tokens whose sampler log-probability is not finite, which all that follows leaves out
+        clip_fraction, clip_fraction_low, clip_fraction_high: share of tokens whose gradient the clip range stopped
         ratio_mean, ratio_max: rho
         kl_sampler: k3 estimate of KL(mu || pi)
-        effective_sample_share: (sum rho)^2 / (N sum rho^2), 1 when on-policy
+        effective_sample_share: (sum rho)^2 / (N sum rho^2); 1 when on-policy
         logprob_gap_mean, logprob_gap_max: |log pi - log mu|
-        same_version_gap_mean, same_version_gap_max: the same for completions of the very version that is being updated, where it
-            is nothing but the disagreement of engine and learner; left out when the batch has none
-        entropy: mean -log pi of the tokens, an estimate when on-policy
+        same_version_gap_mean, same_version_gap_max: the same over completions of the version that is being updated, where
+            it is nothing but the disagreement of engine and learner
         """
         started_s = time.perf_counter()
         samples, n_weighted, n_truncated = self._samples(batch)
@@ -222,12 +222,13 @@ class TorchLearner:
             self.version += 1
             metrics |= {"grad_norm": grad_norm, "skipped": 0, "nonfinite_grad": 0}
         else:
+            metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}
             metrics |= {"skipped": 1, "nonfinite_grad": 1}
         self._optimizer.zero_grad()
         return metrics | {"step_s": time.perf_counter() - started_s}
 
     async def weights(self) -> dict[str, Tensor]:
-        """A snapshot on the CPU, name -> tensor: parameters and saved buffers, tied ones once (under their first name)."""
+        """A snapshot on the CPU, name -> tensor: parameters and saved buffers, tied ones once, under their first name."""
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._own_state().items()}
 
     def learning_rate(self, version: int) -> float:
@@ -263,35 +264,34 @@ class TorchLearner:
         """
         head = json.loads((folder / "learner.json").read_text())
         if head.get("format") != FORMAT:
-            raise ValueError(
-                f"{folder}: checkpoint format {head.get('format')} is not {FORMAT}, which this version reads"
-            )
+            raise ValueError(f"{folder}: checkpoint format is {head.get('format')}; this version reads format {FORMAT}")
         weights = load_file(folder / "weights.safetensors")
         moments = load_file(folder / "optimizer.safetensors")
         own = self._own_state()
         for name in sorted(own.keys() | weights.keys()):
-            there, here = weights.get(name), own.get(name)
-            if there is None or here is None or there.shape != here.shape:
+            there, here = _shape(weights.get(name)), _shape(own.get(name))
+            if there != here:
                 raise ValueError(
-                    f"{folder}: weight {name} is {_shape(there)} in the checkpoint and {_shape(here)} in the model; "
-                    "restore with the model that was saved"
+                    f"{folder}: {name} is {there} in the checkpoint and {here} in the model; restore with the saved model"
                 )
+        parameters = {key: self._trainable.get(key.split("/", 1)[1]) for key in moments}
+        for key, parameter in parameters.items():
+            if parameter is None:
+                raise ValueError(f"{folder}: {key} belongs to no trained parameter; restore with the same ones frozen")
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(weights[name])
         state = self._optimizer.state
         state.clear()
-        for key_and_name, tensor in moments.items():
-            key, name = key_and_name.split("/", 1)
-            parameter = self._trainable[name]
-            state[parameter][key] = tensor.to(parameter.device)
+        for key, parameter in parameters.items():
+            state[parameter][key.split("/", 1)[0]] = moments[key].to(self._accelerator.device)
         self.version = int(head["version"])
 
     def export(self, folder: Path) -> None:
         """A standard Hugging Face folder (safetensors, configuration, tokenizer) for `from_pretrained`."""
 
         def write(temporary: Path) -> None:
-            self._accelerator.unwrap_model(self._model).save_pretrained(temporary)
+            self._bare_model.save_pretrained(temporary)
             if self._tokenizer is not None:
                 self._tokenizer.save_pretrained(temporary)
 
@@ -309,15 +309,14 @@ class TorchLearner:
                 if completion is None:
                     raise ValueError(f"prompt {group.prompt.id}: an attempt without a completion cannot be trained on")
                 n = len(completion.tokens)
-                if len(completion.logprobs) != n or (completion.mask is not None and len(completion.mask) != n):
+                n_mask = n if completion.mask is None else len(completion.mask)
+                if not n == len(completion.logprobs) == n_mask:
                     raise ValueError(
-                        f"prompt {group.prompt.id}: a completion of {n} tokens has {len(completion.logprobs)} "
-                        "log-probabilities or a mask of another length; there must be one a token"
+                        f"prompt {group.prompt.id}: a completion of {n} tokens comes with {len(completion.logprobs)} "
+                        f"log-probabilities and a mask of {n_mask}; there must be one of each a token"
                     )
                 if not math.isfinite(weight):
-                    raise ValueError(
-                        f"prompt {group.prompt.id}: a weight must be a finite number or None, not {weight}"
-                    )
+                    raise ValueError(f"prompt {group.prompt.id}: weight {weight} must be a finite number, or None")
                 n_weighted += 1
                 n_truncated += completion.finish == "length"
                 if self._truncated == "mask" and completion.finish == "length":
@@ -326,8 +325,8 @@ class TorchLearner:
                     continue
                 if not group.prompt.tokens:
                     raise ValueError(
-                        f"prompt {group.prompt.id} has no tokens, so nothing predicts the first token of its completions; "
-                        "encode prompts with at least a beginning-of-sequence token"
+                        f"prompt {group.prompt.id} has no tokens, so nothing predicts the first token of a completion; "
+                        "encode it with at least a beginning-of-sequence token"
                     )
                 samples.append(
                     Sample(
@@ -348,14 +347,14 @@ class TorchLearner:
         attention takes its fastest path. The output layer reads the N positions only; logits of a whole padded
         micro-batch would be the largest tensor of the step.
         """
-        with _output_layer_reads(self._accelerator.unwrap_model(self._model), micro_batch.predicting_N):
+        with _output_layer_reads(self._bare_model, micro_batch.predicting_N):
             logits: Tensor = self._model(micro_batch.inputs_ST, use_cache=False).logits
         return logits.flatten(0, -2)
 
     def _own_state(self) -> dict[str, Tensor]:
         """Parameters and saved buffers by name, the very tensors, tied ones once."""
         by_identity: dict[int, tuple[str, Tensor]] = {}
-        for name, tensor in self._accelerator.unwrap_model(self._model).state_dict(keep_vars=True).items():
+        for name, tensor in self._bare_model.state_dict(keep_vars=True).items():
             by_identity.setdefault(id(tensor), (name, tensor))
         return dict(by_identity.values())
 
@@ -427,35 +426,35 @@ class _Statistics:
         gap_N = loss.log_ratio_N.abs()
         same_N = same_version_N & known_N
         same_gap_N = gap_N * same_N
-        kl_N = kl_k3(loss.log_ratio_N)
-        summed = (
-            loss.loss_N, -logprobs_N, known_N, loss.clipped_low_N, loss.clipped_high_N, ratio_N, ratio_N.square(), kl_N,
-            gap_N, same_N, same_gap_N,
+        columns = (
+            loss.loss_N, -logprobs_N, known_N, loss.clipped_low_N, loss.clipped_high_N, ratio_N, ratio_N.square(),
+            kl_k3(loss.log_ratio_N), gap_N, same_N, same_gap_N,
         )  # fmt: skip
         self._n += len(logprobs_N)
-        self._sums += torch.stack(summed).sum(1)
+        self._sums += torch.stack(columns).sum(1)
         self._maxima = torch.maximum(self._maxima, torch.stack((ratio_N, gap_N, same_gap_N)).amax(1))
 
     def metrics(self) -> Metrics:
         total = dict(zip(self.SUMS, self._sums.tolist(), strict=True))
         largest = dict(zip(self.MAXIMA, self._maxima.tolist(), strict=True))
-        n_known = max(1.0, total["known"])
+        n_known = total["known"]
         metrics = {
             "loss": total["loss"] / self._n,
             "entropy": total["entropy"] / self._n,
-            "n_nan_logprobs": self._n - total["known"],
-            "clip_fraction": (total["low"] + total["high"]) / n_known,
-            "clip_fraction_low": total["low"] / n_known,
-            "clip_fraction_high": total["high"] / n_known,
-            "ratio_mean": total["ratio"] / n_known,
-            "ratio_max": largest["ratio"],
-            "kl_sampler": total["kl"] / n_known,
-            "effective_sample_share": total["ratio"] ** 2 / (n_known * total["ratio_squared"])
-            if total["known"]
-            else 1.0,
-            "logprob_gap_mean": total["gap"] / n_known,
-            "logprob_gap_max": largest["gap"],
+            "n_nan_logprobs": self._n - n_known,
         }
+        if n_known:
+            metrics |= {
+                "clip_fraction": (total["low"] + total["high"]) / n_known,
+                "clip_fraction_low": total["low"] / n_known,
+                "clip_fraction_high": total["high"] / n_known,
+                "ratio_mean": total["ratio"] / n_known,
+                "ratio_max": largest["ratio"],
+                "kl_sampler": total["kl"] / n_known,
+                "effective_sample_share": total["ratio"] ** 2 / (n_known * total["ratio_squared"]),
+                "logprob_gap_mean": total["gap"] / n_known,
+                "logprob_gap_max": largest["gap"],
+            }
         if total["same"]:
             metrics["same_version_gap_mean"] = total["same_gap"] / total["same"]
             metrics["same_version_gap_max"] = largest["same_gap"]
@@ -474,7 +473,8 @@ def _output_layer_reads(model: PreTrainedModel, places_N: Tensor) -> Iterator[No
         hidden_STH, *others = arguments
         return (hidden_STH.flatten(0, 1).index_select(0, places_N).unsqueeze(0), *others)
 
-    handle = model.get_output_embeddings().register_forward_pre_hook(select)
+    output_layer: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    handle = output_layer.register_forward_pre_hook(select)
     try:
         yield
     finally:

@@ -8,10 +8,10 @@ value and 1 to 4 operators; its one right completion is the value after each ope
     prompt      <bos> 7 a3 d1 d0 _ =        completion   12 0 5 <eos>
 
 The policy meets the operators in supervised warm-up data written by a noisy teacher. Operators come in four tiers, `a`
-(the teacher is nearly always right) to `d` (rarely right), and a wrong step goes half the time to one fixed wrong value, so that
-the warm-started policy's best guess is wrong there. A chain is right only if all its steps are: pass rates range from
-nearly 1 to well below 1/100, and the prompts with several `d` operators are the hardest. In the prompts, `d` operators
-come only in twos and threes, so that nothing easier teaches them.
+(the teacher is nearly always right) to `d` (rarely right). A wrong step goes half the time to one fixed wrong value, so
+that the best guess of the warm-started policy is wrong there. A chain is right only if all its steps are: pass rates
+range from nearly 1 to well below 1/100, and the prompts with several `d` operators are the hardest. In the prompts, `d`
+operators come only in twos and threes, so that nothing easier teaches them.
 
 As there is exactly one right completion, pass@1 of a policy is the product of its token probabilities: exact, without
 sampling noise (`nevergiveup.models.exact_pass_rate`).

@@ -119,7 +119,9 @@ _PLAIN = re.compile(r"[+-]?[0-9]+")
 _WRAPPER = re.compile(r"\\(?:boxed|fbox|text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox)\s*\{([^{}]*)\}")
 _SPACE = re.compile(r"\\[,;:!> ]|~")
 _SIGNED = re.compile(r"\(\s*([+-]?\s*[0-9.]+)\s*\)")
-_EQUALS = re.compile(r"(?P<words>[A-Za-z][A-Za-z ]*)?=")
+_NAME = re.compile(r"(?P<words>[A-Za-z][A-Za-z ]*)?=")  # x = 5
+_TERM = r"(?:[0-9.,()\s$]|\\[$,])+"
+_WORK = re.compile(rf"{_TERM}(?:(?:[-+*/×÷]|\\(?:times|cdot|div)){_TERM})+=")  # 16 - 3 = 13
 _NUMERAL = re.compile(
     r"""\s*(?P<sign>[+-]?)\s*(?:\\?\$|[€£¥])?\s*(?P<late_sign>[+-]?)\s*
     (?:
@@ -146,7 +148,7 @@ _NO_UNIT = frozenset(
     probably about approximately approx around roughly almost nearly circa to through till until than between at least
     most more less fewer below under over above negative minus plus times divided multiplied by squared cubed factorial
     hundred thousand million billion trillion half halves third thirds point equals is was does because since so
-    zero one two three four five six seven eight nine ten eleven twelve""".split()
+    zero one two three four five six seven eight nine ten eleven twelve""".split()  # noqa: SIM905
 )
 
 
@@ -166,10 +168,12 @@ def number(text: str) -> Number | None:
             return None
         text = unicodedata.normalize("NFKC", text).replace("\u2212", "-")
     text = _unwrap(text)
-    if equals := _EQUALS.match(text):
-        if not _NO_UNIT.isdisjoint((equals["words"] or "").lower().split()):
+    if name := _NAME.match(text):
+        if not _NO_UNIT.isdisjoint((name["words"] or "").lower().split()):
             return None
-        text = text[equals.end() :]
+        text = text[name.end() :]
+    while work := _WORK.match(text):
+        text = text[work.end() :]
     match = _NUMERAL.match(text)
     if match is None:
         return None
@@ -235,7 +239,7 @@ def _value(match: re.Match[str]) -> int | Fraction | None:
 
 def _is_unit(text: str) -> bool:
     """Whether the words can be dropped: few, no digits, and none that changes what the number says."""
-    text = _UNIT_POWER.sub(" ", text).strip().removeprefix("\\").removeprefix("$").strip(" .")
+    text = _UNIT_POWER.sub(" ", text).strip().removeprefix(r"\$").removeprefix("$").strip(" .")
     if not text:
         return True
     words = _UNIT_SPLIT.split(text.removeprefix("/").lstrip())

@@ -1,0 +1,38 @@
+# make demo    set up, then fixed-K GRPO against NGU on the CPU (about 4 minutes a seed; SEEDS="0 1 2" for more)
+# make test    set up, then every test
+# make check   set up, then lint, types, layers and every test
+
+PYTHON ?= python3
+SEEDS ?= 0
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+
+.PHONY: demo test test-core check lint clean
+
+demo: $(READY)
+	$(BIN)/ngu demo --seeds $(SEEDS) --out runs/demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+test-core: $(READY)
+	$(BIN)/python -m pytest -m "not slow"
+
+check: lint test
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# torch is pinned in constraints.txt: a bare `torch` would bring gigabytes of CUDA libraries.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "nevergiveup needs Python 3.11 or newer, not " + sys.version'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

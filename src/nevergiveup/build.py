@@ -1,0 +1,253 @@
+"""Turns settings into live objects: task, prompts, model folder, engine, learner, evaluation. Layer 4: knows everything.
+
+torch and transformers are imported inside the functions, so that bad settings are refused before they are loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from nevergiveup.config import model_context
+from nevergiveup.fetch import FOLDER, cache_folder
+from nevergiveup.protocols import Engine, Task
+from nevergiveup.settings import Settings
+from nevergiveup.tasks.chains import Chains
+from nevergiveup.tasks.gsm8k import GSM8K, load_rows
+from nevergiveup.types import Prompt, completion_seeds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from nevergiveup.learner.policy import TorchLearner
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Prompts as the policy sees them. heldout may be empty: then nothing is evaluated."""
+
+    task: Task
+    train: list[Prompt]
+    heldout: list[Prompt]
+
+
+def make_task(settings: Settings) -> Task:
+    if settings.task.name == "chains":
+        return Chains(seed=settings.seed, preset=settings.task.preset)
+    return GSM8K()
+
+
+def model_folder(settings: Settings) -> Path | str:
+    """The folder or Hugging Face name of the model to start from; "smollm2" is the one that `ngu fetch smollm2` makes."""
+    path = settings.model.path
+    if path == "smollm2":
+        folder = cache_folder() / FOLDER
+        if not folder.is_dir():
+            raise ValueError('model.path = "smollm2" has not been fetched yet: run `ngu fetch smollm2` once')
+        return folder
+    if not path:
+        raise ValueError(
+            f"model.path is empty: the task {settings.task.name} needs a model, a folder or a Hugging Face name"
+        )
+    if Path(path).exists() and not (Path(path) / "config.json").is_file():
+        raise ValueError(f"model.path = {path!r} is no Hugging Face model folder: it has no config.json")
+    return Path(path) if Path(path).exists() else path
+
+
+def check(settings: Settings) -> None:
+    """Everything that can be known to be wrong before a model is loaded. Raises ValueError."""
+    settings.check()
+    if settings.task.name == "chains":
+        if settings.task.data:
+            raise ValueError("task.data is for gsm8k: the task chains generates its own prompts")
+        return
+    folder = model_folder(settings)
+    if isinstance(folder, Path) and (context := model_context(folder)) is not None:
+        settings.check_context(context)
+    if settings.task.data and not Path(settings.task.data).is_file():
+        raise ValueError(f"task.data = {settings.task.data!r} is no file")
+
+
+def warm_start(settings: Settings, folder: Path, progress: Progress) -> None:
+    """Makes the starting policy of the task chains: a tiny Llama taught by the noisy teacher. Writes a model folder."""
+    from nevergiveup.models import chains_tokenizer, fit_supervised, tiny_llama
+
+    task = Chains(seed=settings.seed, preset=settings.task.preset)
+    model = tiny_llama(
+        len(task.vocabulary),
+        bos_id=task.bos_id,
+        eos_id=task.eos_id,
+        pad_id=task.pad_id,
+        max_positions=32,
+        seed=settings.seed,
+    )
+    rng = Random(f"warm start {settings.seed}")
+    n_steps = settings.model.warm_steps
+
+    def report(step: int, loss: float) -> None:
+        if step % 50 == 0 or step == n_steps:
+            progress(f"warm start: step {step} of {n_steps}, loss {loss:.3f}")
+
+    fit_supervised(model, lambda: task.teacher_sequences(rng, settings.model.warm_batch), n_steps, progress=report)
+    model.save_pretrained(folder)
+    chains_tokenizer(task.vocabulary).save_pretrained(folder)
+
+
+def load_model(folder: Path | str, dtype: str) -> PreTrainedModel:
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type, no-any-return]
+
+
+def load_tokenizer(folder: Path | str) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    return tokenizer
+
+
+def load_data(settings: Settings, tokenizer: PreTrainedTokenizerBase, progress: Progress) -> Data:
+    """Prompts of the run, encoded; what is too long for `task.max_prompt_tokens` is left out and counted."""
+    from nevergiveup.encode import encode_prompts
+
+    task = make_task(settings)
+    train = load_rows(Path(settings.task.data)) if settings.task.data else list(task.prompts("train"))
+    heldout = list(task.prompts("heldout" if settings.task.name == "chains" else "test"))
+    if settings.task.n_prompts is not None:
+        train = Random("n_prompts").sample(train, min(settings.task.n_prompts, len(train)))
+    n_heldout = settings.eval.n_prompts
+    if n_heldout is not None:
+        heldout = Random("eval").sample(heldout, min(n_heldout, len(heldout)))
+    limit = settings.task.max_prompt_tokens
+    kept = {}
+    for name, prompts in (("training", train), ("evaluation", heldout)):
+        dropped: list[str] = []
+        kept[name] = encode_prompts(
+            prompts,
+            tokenizer,
+            max_prompt_tokens=limit,
+            on_drop=lambda prompt, n, dropped=dropped: dropped.append(prompt.id),
+        )
+        if dropped:
+            progress(
+                f"{len(dropped)} {name} prompts are longer than {limit} tokens and are left out, {dropped[0]} first"
+            )
+    return Data(task, kept["training"], kept["evaluation"])
+
+
+def make_engine(
+    folder: Path | str,
+    *,
+    dtype: str,
+    temperature: float,
+    max_new_tokens: int,
+    n_slots: int,
+    decode_text: bool,
+    n_threads: int | None,
+) -> Engine:
+    """An engine with a model of its own. Importable by name, so that it can be built in another process."""
+    import torch
+
+    from nevergiveup.engines.torch import TorchEngine
+
+    if n_threads is not None:
+        torch.set_num_threads(n_threads)
+    return TorchEngine(
+        load_model(folder, dtype),
+        tokenizer=load_tokenizer(folder) if decode_text else None,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        n_slots=n_slots,
+    )
+
+
+def engine_arguments(settings: Settings, n_threads: int | None) -> dict[str, Any]:
+    return {
+        "dtype": settings.model.engine_dtype,
+        "temperature": settings.sampling.temperature,
+        "max_new_tokens": settings.sampling.max_new_tokens,
+        "n_slots": settings.sampling.n_slots,
+        "decode_text": settings.task.name != "chains",
+        "n_threads": n_threads,
+    }
+
+
+def make_learner(settings: Settings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TorchLearner:
+    from nevergiveup.learner.policy import TorchLearner
+
+    options = settings.learner
+    return TorchLearner(
+        model,
+        tokenizer,
+        lr=options.lr,
+        schedule=options.schedule,
+        n_warmup=options.warmup_steps,
+        n_steps=settings.steps,
+        weight_decay=options.weight_decay,
+        max_grad_norm=options.max_grad_norm,
+        clip_low=options.clip_low,
+        clip_high=options.clip_high,
+        temperature=settings.sampling.temperature,
+        micro_batch_tokens=options.micro_batch_tokens,
+        truncated=options.truncated,
+    )
+
+
+def threads_per_process(settings: Settings) -> int | None:
+    """torch threads of engine and learner each; None leaves torch's own choice.
+
+    Side by side they share the cores. Threads of one process that wait for each other beside a busy neighbour are slower
+    than one thread by an order of magnitude.
+    """
+    return max(1, (os.cpu_count() or 2) // 2) if settings.runtime == "process" else None
+
+
+def exact_rates(
+    model: PreTrainedModel, task: Chains, prompts: Sequence[Prompt], temperature: float
+) -> dict[str, float]:
+    """Prompt id -> exact pass@1 (chains: the product of the token probabilities of the one right completion)."""
+    from nevergiveup.models import exact_pass_rate
+
+    rates = exact_pass_rate(model, [p.tokens for p in prompts], [task.target(p) for p in prompts], temperature)
+    return {prompt.id: rate for prompt, rate in zip(prompts, rates, strict=True)}
+
+
+async def sampled_counts(
+    settings: Settings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data: Data, seed: int
+) -> dict[str, tuple[int, int]]:
+    """Prompt id -> (completions drawn and verified, right ones) on the held-out prompts, by the model as it is now."""
+    import asyncio
+
+    from nevergiveup.engines.torch import TorchEngine
+    from nevergiveup.loop import TaskGrader
+    from nevergiveup.types import Unverified
+
+    engine = TorchEngine(
+        model,
+        tokenizer=tokenizer,
+        temperature=settings.eval.temperature,
+        max_new_tokens=settings.sampling.max_new_tokens,
+        n_slots=settings.sampling.n_slots,
+    )
+    grader = TaskGrader(data.task)
+    seeds = completion_seeds(seed, len(data.heldout))
+
+    async def count(prompt: Prompt, prompt_seed: int) -> tuple[int, int]:
+        completions = await engine.sample(prompt, settings.eval.n, prompt_seed)
+        grades = await grader.grade(prompt, completions)
+        verified = [grade for grade in grades if not isinstance(grade, Unverified)]
+        return len(verified), sum(grade == prompt.max_reward for grade in verified)
+
+    counts = await asyncio.gather(*(count(p, s) for p, s in zip(data.heldout, seeds, strict=True)))
+    await engine.close()
+    return {prompt.id: pair for prompt, pair in zip(data.heldout, counts, strict=True)}

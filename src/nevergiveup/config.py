@@ -1,0 +1,380 @@
+"""From a recipe, a TOML file and flags to one checked `Settings`. A flag beats the file, the file beats the recipe.
+
+Layer 4. Loads neither torch nor transformers, so bad input fails in a fraction of a second. Wherever a value comes from, it
+passes the same gates: the key exists, the value has its type, the strategy accepts it, the settings fit together. What fails
+is one `ConfigError` that says where it was written, key, value and remedy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from difflib import SequenceMatcher, get_close_matches
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from nevergiveup.recipes import RECIPES
+from nevergiveup.settings import Settings
+from nevergiveup.strategies import STRATEGIES, DynamicSampling, FixedK, NeverGiveUp
+
+AnyStrategy: TypeAlias = NeverGiveUp | FixedK | DynamicSampling
+
+COMMAND_LINE = "command line"
+
+KEPT_KEYS = ("strategy.k", "strategy.window")
+"""What stays when another strategy is chosen; its other fields start from their defaults."""
+
+NAMES_ELSEWHERE: Mapping[str, str] = {
+    "p_ngu": "strategy.p",
+    "K": "strategy.k",
+    "group_size": "strategy.k",
+    "num_generations": "strategy.k",
+    "n_samples": "strategy.k",
+    "T": "strategy.window",
+    "async_steps": "strategy.window",
+    "max_staleness": "strategy.window",
+    "N": "batch.n_groups",
+    "n_prompts_per_batch": "batch.n_groups",
+    "batch_size": "batch.n_groups",
+    "learning_rate": "learner.lr",
+    "scale_rewards": "strategy.std",
+    "epsilon": "learner.clip_low",
+    "epsilon_high": "learner.clip_high",
+    "max_tokens": "sampling.max_new_tokens",
+    "max_completion_length": "sampling.max_new_tokens",
+    "max_prompt_length": "task.max_prompt_tokens",
+    "model_name_or_path": "model.path",
+    "max_steps": "steps",
+    "num_train_epochs": "epochs",
+}
+"""What papers and other trainers call a key -> its name here. Refused all the same: one name for one thing."""
+
+_CUT_DISTRIBUTION = (
+    "the learner computes probabilities over the whole vocabulary, and sampler and learner must have the same distribution: "
+    "leave it out, use sampling.temperature"
+)
+_NO_KL = "there is no KL term in the objective: leave it out"
+
+NOT_OFFERED: Mapping[str, str] = {
+    "top_p": _CUT_DISTRIBUTION,
+    "top_k": _CUT_DISTRIBUTION,
+    "min_p": _CUT_DISTRIBUTION,
+    "repetition_penalty": _CUT_DISTRIBUTION,
+    "kl": _NO_KL,
+    "beta": _NO_KL,
+    "kl_coef": _NO_KL,
+    "requeue": 'only strategy "ngu" asks again, with probability strategy.p: choose it with strategy = "ngu"',
+    "filter": 'strategies "ngu" and "dapo" drop groups without contrast, "fixed" keeps them: set strategy',
+    "recipe": "the recipe stands on the command line: ngu train RECIPE --config FILE",
+}
+"""Keys of other trainers that have no counterpart here -> why, and what to do."""
+
+
+class ConfigError(ValueError):
+    """Bad input. The message is one clear sentence for the person who wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A value as it was written, and where."""
+
+    value: object
+    where: str
+
+
+_Layer: TypeAlias = dict[str, _Given]
+"""Dotted key -> value. Keys are not checked yet."""
+
+
+# ------------------------------------------------------------------------ public
+
+
+def resolve(recipe: str, toml: Path | None = None, flags: Sequence[str] = ()) -> Settings:
+    """The settings of a run. flags: command-line words such as `["--strategy", "dapo", "--learner.lr", "1e-6"]`.
+
+    Raises ConfigError.
+    """
+    if recipe not in RECIPES:
+        near = get_close_matches(recipe, RECIPES, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(RECIPES)}"
+        raise ConfigError(f'there is no recipe "{recipe}": {hint}')
+    layers = [] if toml is None else [_read_toml(toml)]
+    return _merge(RECIPES[recipe].settings, [*layers, _read_flags(flags)])
+
+
+def settings_to_json(settings: Settings) -> dict[str, Any]:
+    """Plain values by section; the strategy carries its name."""
+    row = asdict(settings)
+    row["strategy"] = {"name": settings.strategy.name, **row["strategy"]}
+    return row
+
+
+def settings_from_json(row: Mapping[str, Any]) -> Settings:
+    """The inverse of `settings_to_json`. A key that is missing takes its default.
+
+    Raises ConfigError for an unknown key and a value that does not fit.
+    """
+    return _merge(Settings(), [{key: _Given(value, "saved settings") for key, value in _flatten(row)}], check=False)
+
+
+def model_context(folder: str | Path) -> int | None:
+    """Most tokens that a Hugging Face model folder says it can take; None when it does not say, or is no such folder.
+
+    Reads config.json alone. Raises ConfigError when that is not JSON.
+    """
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} is no model configuration: it holds no JSON object")
+    text_config = config.get("text_config")  # of models that also see or hear
+    for part in (config, text_config if isinstance(text_config, dict) else {}):
+        for key in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx"):
+            if isinstance(part.get(key), int):
+                return int(part[key])
+    return None
+
+
+# ----------------------------------------------------------------------- sources
+
+
+def _read_toml(path: Path) -> _Layer:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        table = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text: save it as such") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    lines = _lines_of_keys(text)
+    return {key: _Given(value, f"{path}, line {lines[key]}") for key, value in _flatten(table)}
+
+
+def _lines_of_keys(text: str) -> dict[str, int]:
+    """Dotted key -> line on which it is set, counted from 1.
+
+    A key is set on the first line after the longest beginning of the text that is valid TOML and does not have it. (Inside a
+    multi-line value no beginning is valid, so its key gets the line on which it starts.)
+    """
+    lines: dict[str, int] = {}
+    rows = text.replace("\r\n", "\n").split("\n")
+    start = 1
+    for n in range(1, len(rows) + 1):
+        try:
+            table = tomllib.loads("\n".join(rows[:n]))
+        except tomllib.TOMLDecodeError:
+            continue
+        for key, _ in _flatten(table):
+            lines.setdefault(key, start)
+        start = n + 1
+    return lines
+
+
+def _read_flags(words: Sequence[str]) -> _Layer:
+    """`--key value`, `--key=value`, and `--key` or `--section.no-key` for true and false. The last one of a key counts."""
+    switches = {key for name in STRATEGIES for key, hint in _types(name).items() if hint is bool}
+    layer: _Layer = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise ConfigError(f'{COMMAND_LINE}: "{word}" belongs to no flag: settings are written --section.key value')
+        name, equals, text = word[2:].partition("=")
+        key = name.replace("-", "_")
+        switched_off = key.replace(".no_", ".")
+        value: object = text
+        if not equals and key in switches:
+            value = True
+        elif not equals and switched_off in switches:
+            key, value = switched_off, False
+        elif not equals:
+            if key in _KEYS and (not rest or rest[0].startswith("--")):
+                raise ConfigError(f"{COMMAND_LINE}: --{name} needs a value")
+            value = rest.pop(0) if rest else ""
+        layer[key] = _Given(value, COMMAND_LINE)
+    return layer
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in table.items():
+        key = prefix + name
+        if isinstance(value, Mapping) and (value or key in _SECTIONS):
+            yield from _flatten(value, f"{key}.")
+        else:  # an empty section of a wrong name, too: it must not pass unseen
+            yield key, value
+
+
+# ------------------------------------------------------------------------- gates
+
+
+def _merge(base: Settings, layers: Iterable[_Layer], *, check: bool = True) -> Settings:
+    """Applies the layers in order; only the outcome has to fit together."""
+    strategy: AnyStrategy = base.strategy
+    given: _Layer = {}
+    for layer in layers:
+        chosen = layer.get("strategy.name") or layer.get("strategy")
+        if chosen is not None and (name := _strategy_name(chosen)) != strategy.name:
+            strategy = STRATEGIES[name](k=strategy.k, window=strategy.window)
+            given = {key: item for key, item in given.items() if key in KEPT_KEYS or not key.startswith("strategy.")}
+        types = _types(strategy.name)
+        for key, item in layer.items():
+            if key in ("strategy", "strategy.name"):
+                continue
+            if key not in types:
+                raise _refusal(key, item, strategy.name)
+            given[key] = _Given(_converted(key, item, types[key]), item.where)
+    try:
+        settings = _built(replace(base, strategy=strategy), given)
+        if check:
+            settings.check()
+    except ValueError as error:
+        raise ConfigError(_placed(str(error), given)) from None
+    return settings
+
+
+def _built(base: Settings, given: _Layer) -> Settings:
+    changes: dict[str, Any] = {}
+    by_section: dict[str, dict[str, Any]] = {}
+    for key, item in given.items():
+        section, dot, name = key.partition(".")
+        if dot:
+            by_section.setdefault(section, {})[name] = item.value
+        else:
+            changes[section] = item.value
+    for section, values in by_section.items():
+        try:
+            changes[section] = replace(getattr(base, section), **values)
+        except ValueError as error:  # strategies check themselves; their messages start with the field
+            raise ValueError(f"{section}.{error}") from None
+    return replace(base, **changes)
+
+
+def _strategy_name(chosen: _Given) -> str:
+    if isinstance(chosen.value, str) and chosen.value in STRATEGIES:
+        return chosen.value
+    near = get_close_matches(str(chosen.value), STRATEGIES, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(STRATEGIES)}"
+    raise ConfigError(f"{chosen.where}: strategy = {_shown(chosen.value)} is no strategy: {hint}")
+
+
+def _types(strategy: str) -> dict[str, Any]:
+    """Dotted key -> type of its value, with the keys of this strategy."""
+    types: dict[str, Any] = {}
+    for name, hint in get_type_hints(Settings).items():
+        section = STRATEGIES[strategy] if name == "strategy" else hint
+        if is_dataclass(section):
+            hints = get_type_hints(section)
+            types |= {f"{name}.{field.name}": hints[field.name] for field in fields(section)}
+        else:
+            types[name] = hint
+    return types
+
+
+_KEYS = tuple(dict.fromkeys(["strategy", "strategy.name", *(key for name in STRATEGIES for key in _types(name))]))
+"""Of all strategies."""
+
+_SECTIONS = tuple(dict.fromkeys(key.partition(".")[0] for key in _KEYS if "." in key))
+
+
+def _converted(key: str, item: _Given, hint: Any) -> object:
+    """The value in its type. Text of a number is taken as that number; true is no number, 2.5 no count."""
+    value = item.value
+    options = get_args(hint) if get_origin(hint) is not Literal else ()
+    if NoneType in options and isinstance(value, str) and value.lower() == "none":
+        return None  # TOML has no other way to say it
+    try:
+        if isinstance(value, bool) != (hint is bool) and not isinstance(value, str):
+            raise TypeError
+        return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+    except (ValidationError, TypeError):
+        raise ConfigError(f"{item.where}: {key} = {_shown(value)} must be {_expected(hint)}") from None
+
+
+def _expected(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(f'"{choice}"' for choice in get_args(hint))
+    if options := get_args(hint):
+        return " or ".join(_expected(option) for option in options)
+    return {
+        int: "a whole number",
+        float: "a finite number",
+        bool: "true or false",
+        str: "text",
+        NoneType: '"none"',
+    }[hint]
+
+
+def _placed(message: str, given: _Layer) -> str:
+    """The message of a check, with the place at which the first of the keys that it names was set by the user."""
+    for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message):
+        if key in given:
+            return f"{given[key].where}: {message}"
+    return message
+
+
+# ---------------------------------------------------------------------- messages
+
+
+def _refusal(key: str, item: _Given, strategy: str) -> ConfigError:
+    """Why a key that this run does not have is refused."""
+    section, name = key.partition(".")[0], key.rpartition(".")[2]
+    is_flag = item.where == COMMAND_LINE
+    start = f"{item.where}: {key} = {_shown(item.value)}"
+    if key in _SECTIONS:
+        names = ", ".join(known.partition(".")[2] for known in _KEYS if known.startswith(f"{key}."))
+        example = f"--{key}.KEY VALUE" if is_flag else f"[{key}] and below it KEY = VALUE"
+        return ConfigError(f"{start}: {key} is a section: write {example}, where KEY is one of {names}")
+    if owners := [owner for owner in STRATEGIES if key in _types(owner)]:
+        here = f'this run has "{strategy}"' if name == "std" else f'"{strategy}" asks no prompt again'
+        choose = f"--strategy {owners[0]}" if is_flag else f'strategy.name = "{owners[0]}"'
+        names = " and ".join(f'"{owner}"' for owner in owners)
+        return ConfigError(f"{start} belongs to strategy {names}, but {here}: set {choose}, or leave {name} out")
+    what = f"there is no flag --{key}" if is_flag else f'there is no key "{key}"'
+    for spelling in (name, name.lower()):
+        if spelling in NOT_OFFERED:
+            return ConfigError(f"{item.where}: {what}: {NOT_OFFERED[spelling]}")
+    target, alias = _nearest(key)
+    if not target:
+        return ConfigError(f"{item.where}: {what}: `ngu train --help` lists them all")
+    spelled = f"--{target.replace('_', '-')}" if is_flag else target
+    if not is_flag and section in _SECTIONS and "." not in target:
+        spelled += ", above the first section"
+    return ConfigError(f"{item.where}: {what}: did you mean {spelled}{f' ({alias})' if alias else ''}?")
+
+
+def _nearest(key: str) -> tuple[str, str]:
+    """(the right key, the name elsewhere that led to it or ""); ("", "") when nothing is near."""
+    section, name = key.rpartition(".")[::2]
+    name = name.replace("-", "_")
+    for spelling in (name, name.lower()):
+        if spelling in NAMES_ELSEWHERE:
+            return NAMES_ELSEWHERE[spelling], spelling
+    scored: list[tuple[float, str, str]] = []
+    for target in _KEYS:
+        target_section, target_name = target.rpartition(".")[::2]
+        score = _likeness(name, target_name) + 0.1 * _likeness(section, target_section)
+        scored.append((max(score, _likeness(key, target)) if "." not in key else score, target, ""))
+    scored += [(_likeness(name, alias), target, alias) for alias, target in NAMES_ELSEWHERE.items() if len(alias) > 1]
+    score, target, alias = max(scored)
+    return (target, alias) if score >= 0.65 else ("", "")
+
+
+def _likeness(a: str, b: str) -> float:
+    return SequenceMatcher(None, a, b).ratio()
+
+
+def _shown(value: object) -> str:
+    """A value nearly as TOML writes it."""
+    return json.dumps(value, default=str, ensure_ascii=False)

@@ -1,0 +1,221 @@
+"""The coroutines that tie a scheduler to an engine, a grader and a learner. One loop for every runtime.
+
+Layer 2. Standard library only. Who waits for whom:
+
+    generator   waits for back-pressure: it asks the scheduler for requests while fewer than `max_in_flight` completions
+                are out, and hands each to a server
+    server      (one a request) waits for the engine, then for the grader, then delivers
+    trainer     waits for a full batch, then for the learner, then until the engine holds the new weights
+
+The scheduler waits for nobody. The first exception of any of them ends the run and is raised. What trouble is worth: an
+`InfrastructureError` fails the one request; too many of them in a row, and the run ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from nevergiveup.protocols import Engine, Grader, InfrastructureError, Learner, Task
+from nevergiveup.scheduler import Scheduler
+from nevergiveup.types import Attempt, Batch, Completion, Grade, Metrics, Prompt, Request, Unverified, exact
+
+MAX_FAILURES_IN_A_ROW = 16
+"""Requests lost to infrastructure trouble, with no success in between, after which the run ends."""
+
+UNVERIFIED_WINDOW = 64
+"""When more than half of the last so many completions got no verdict, the grader is broken and the run ends."""
+
+
+class GraderBroken(RuntimeError):
+    """Most completions get no verdict. The message holds the first reason of the window."""
+
+
+class Stalled(RuntimeError):
+    """Nothing was delivered for too long while the trainer waited."""
+
+
+class TaskGrader:
+    """Grades in place with a task's own `grade`; what it raises becomes Unverified, never a score."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Grade]:
+        return [self._grade(prompt, completion) for completion in completions]
+
+    def _grade(self, prompt: Prompt, completion: Completion) -> Grade:
+        try:
+            grade = self._task.grade(prompt, completion)
+            return grade if isinstance(grade, Unverified) else exact(grade)
+        except Exception:  # whatever a reward function raises says nothing about the completion
+            return Unverified(traceback.format_exc())
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step as the observer gets it. Times in seconds: of the step, of the weight transfer, of waiting before."""
+
+    batch: Batch
+    metrics: Metrics
+    version: int
+    step_s: float
+    sync_s: float
+    waited_s: float
+
+
+class Loop:
+    """Runs until `n_steps` optimizer steps, the end of the scheduler's data or budget, or `stop()`.
+
+    max_in_flight: completions handed to the engine at once.
+    truncated_is_wrong: completions cut by the length limit score 0 whatever the grader says (unverified ones stay so).
+    on_step: awaited after every step, before the next batch is cut.
+    stall_s: longest wait for a batch without anything being delivered.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        engine: Engine,
+        grader: Grader,
+        learner: Learner,
+        *,
+        n_steps: int | None,
+        max_in_flight: int,
+        truncated_is_wrong: bool = True,
+        on_step: Callable[[Step], Awaitable[None]] | None = None,
+        stall_s: float = 900.0,
+    ) -> None:
+        self.scheduler = scheduler
+        self.engine = engine
+        self.grader = grader
+        self.learner = learner
+        self.n_steps = n_steps
+        self.max_in_flight = max_in_flight
+        self.truncated_is_wrong = truncated_is_wrong
+        self.on_step = on_step
+        self.stall_s = stall_s
+        self._n_out = 0
+        self._failures_in_a_row = 0
+        self._verdicts: deque[str | None] = deque(maxlen=UNVERIFIED_WINDOW)  # None: verified; else the reason
+        self._changed = asyncio.Event()  # something was delivered, lost or published
+        self._servers: set[asyncio.Task[None]] = set()
+        self._stopped = ""
+
+    def stop(self, reason: str) -> None:
+        """Ends the run after the step that is running now."""
+        self._stopped = self._stopped or reason
+        self._changed.set()
+
+    async def run(self) -> str:
+        """Returns why the run ended, in words."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                generator = tasks.create_task(self._generate(tasks))
+                reason = await self._train()
+                for task in (generator, *self._servers):
+                    task.cancel()
+        except BaseExceptionGroup as group:
+            raise _first_cause(group) from None
+        return reason
+
+    async def _generate(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            while self._n_out < self.max_in_flight and (request := self.scheduler.next()) is not None:
+                self._n_out += request.n
+                server = tasks.create_task(self._serve(request))
+                self._servers.add(server)
+                server.add_done_callback(self._servers.discard)
+            await self._wait_for_change()
+
+    async def _serve(self, request: Request) -> None:
+        try:
+            completions = await self.engine.sample(request.prompt, request.n, request.seed)
+        except InfrastructureError as error:
+            self._failures_in_a_row += 1
+            if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
+                raise
+            self.scheduler.fail(request.id, str(error))
+        else:
+            self._failures_in_a_row = 0
+            await self._deliver(request, completions)
+        self._n_out -= request.n
+        self._changed.set()
+
+    async def _deliver(self, request: Request, completions: list[Completion]) -> None:
+        grades = await self.grader.grade(request.prompt, completions)
+        attempts = []
+        for completion, grade in zip(completions, grades, strict=True):
+            if isinstance(grade, Unverified):
+                self._verdicts.append(grade.reason)
+                continue
+            self._verdicts.append(None)
+            reward = 0 if self.truncated_is_wrong and completion.finish == "length" else exact(grade)
+            attempts.append(Attempt(reward, completion.version_first, completion))
+        self._check_grader()
+        self.scheduler.deliver(request.id, attempts, len(grades) - len(attempts))
+
+    def _check_grader(self) -> None:
+        reasons = [reason for reason in self._verdicts if reason is not None]
+        if len(self._verdicts) == UNVERIFIED_WINDOW and 2 * len(reasons) > UNVERIFIED_WINDOW:
+            raise GraderBroken(
+                f"{len(reasons)} of the last {UNVERIFIED_WINDOW} completions got no verdict from the grader; "
+                f"the first reason was:\n{reasons[0]}"
+            )
+
+    async def _train(self) -> str:
+        waiting_since = time.perf_counter()
+        while True:
+            if self._stopped:
+                return self._stopped
+            if self.n_steps is not None and self.scheduler.version >= self.n_steps:
+                return f"all {self.n_steps} steps are done"
+            batch = self.scheduler.take()
+            if batch is None:
+                if reason := self.scheduler.finished:
+                    return reason
+                await self._wait_for_delivery()
+                continue
+            started = time.perf_counter()
+            metrics = await self.learner.step(batch)
+            stepped = time.perf_counter()
+            if not metrics.get("skipped"):
+                await self.engine.load(await self.learner.weights(), self.learner.version)
+            self.scheduler.publish(self.learner.version)
+            self._changed.set()
+            synced = time.perf_counter()
+            if self.on_step:
+                await self.on_step(
+                    Step(
+                        batch,
+                        metrics,
+                        self.learner.version,
+                        stepped - started,
+                        synced - stepped,
+                        started - waiting_since,
+                    )
+                )
+            waiting_since = time.perf_counter()
+
+    async def _wait_for_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _wait_for_delivery(self) -> None:
+        try:
+            async with asyncio.timeout(self.stall_s):
+                await self._wait_for_change()
+        except TimeoutError:
+            raise Stalled(
+                f"nothing came back for {self.stall_s:.0f} s while the trainer waited for a batch "
+                f"({self._n_out} completions are out, {self.scheduler.n_ready} groups ready, {self.scheduler.n_open} open)"
+            ) from None
+
+
+def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first_cause(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,0 +1,424 @@
+"""One run from settings to a trained model, and the folder that tells what happened. Layer 4.
+
+out/config.json      the resolved settings            out/checkpoints/step-N/   all that is needed to go on
+out/events.jsonl     one line a decision              out/model/                the trained policy, Hugging Face format
+out/metrics.jsonl    one line an optimizer step       out/summary.json          how it ended, ledger, evaluations
+out/start/           the warm-started policy (chains, unless a model was given)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nevergiveup import build
+from nevergiveup.config import settings_from_json, settings_to_json
+from nevergiveup.evaluate import assign_buckets, mean_by_bucket, mean_pass_at_k
+from nevergiveup.events import Event, EventWriter, read_events
+from nevergiveup.loop import Loop, Step, TaskGrader
+from nevergiveup.metrics import Tally
+from nevergiveup.runtimes.here import HereRuntime, ThreadedLearner
+from nevergiveup.runtimes.process import ProcessRuntime
+from nevergiveup.scheduler import Scheduler
+from nevergiveup.settings import Settings
+from nevergiveup.strategies import NeverGiveUp
+from nevergiveup.tasks.chains import Chains
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nevergiveup.protocols import Engine
+
+BY_CTRL_C = "stopped by Ctrl-C"
+STEADY_FROM = 0.1
+"""Idle shares of the summary leave out the first tenth of the steps, in which both sides start up."""
+
+
+class View(Protocol):
+    """Shows a run to a person (`nevergiveup.report.live`)."""
+
+    def begin(self, title: str, facts: list[str], total_steps: int | None, total_completions: int | None) -> None: ...
+
+    def step(self, row: dict[str, float]) -> None: ...
+
+    def evaluated(self, split: str, by_bucket: dict[str, float], step: int) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def train(settings: Settings, out: Path, view: View, *, resume: bool = False) -> dict[str, Any]:
+    """Trains until the settings say that it is enough, or until Ctrl-C; returns what summary.json holds.
+
+    resume: go on from the newest checkpoint in `out`, with the settings that are saved there.
+    Raises ValueError for bad input, before a model is loaded; whatever ends a run early is raised as it is.
+    """
+    if resume:
+        settings = read_settings(out)
+    build.check(settings)
+    checkpoint = newest_checkpoint(out) if resume else None
+    if resume and checkpoint is None:
+        raise ValueError(f"{out} holds no checkpoint to go on from: start the run anew in another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "config.json", settings_to_json(settings))
+    try:
+        if not settings.model.path and settings.task.name == "chains":
+            start: Path | str = out / "start"
+            if not Path(start).is_dir():
+                _warm_start(settings, Path(start), view.note)
+        else:
+            start = build.model_folder(settings)
+        return asyncio.run(_Run(settings, out, view, start, checkpoint).run())
+    finally:
+        view.close()
+
+
+def read_settings(out: Path) -> Settings:
+    path = out / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{out} is no run folder: it has no config.json")
+    return settings_from_json(json.loads(path.read_text()))
+
+
+def newest_checkpoint(out: Path) -> Path | None:
+    """The complete checkpoint of most steps in a run folder."""
+    complete = [path for path in (out / "checkpoints").glob("step-*") if path.name[5:].isdigit()]
+    return max(complete, key=lambda path: int(path.name[5:]), default=None)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces the file at once: a reader sees the old or the new content, never half of it."""
+    temporary = path.with_name(f".{path.name}.new")
+    with temporary.open("w") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _warm_start(settings: Settings, folder: Path, progress: build.Progress) -> None:
+    half_made = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(half_made, ignore_errors=True)
+    build.warm_start(settings, half_made, progress)
+    half_made.rename(folder)
+
+
+class _Run:
+    """The state of one run: what is counted, when it is evaluated, saved and shown."""
+
+    def __init__(self, settings: Settings, out: Path, view: View, start: Path | str, checkpoint: Path | None) -> None:
+        self.settings = settings
+        self.out = out
+        self.view = view
+        self.start = start
+        self.checkpoint = checkpoint
+        self.began = time.perf_counter()
+        self.earlier_s = 0.0  # of the parts before a resume
+        self.total = Tally()
+        self.window = Tally()
+        self.evaluations: list[dict[str, Any]] = []  # split, step, completions, pass_rates by bucket; oldest first
+        self.buckets: dict[str, str] = {}
+        self.eval_s = 0.0
+        self.counters: dict[str, float] = {}
+        self.steady: list[
+            tuple[float, float, float]
+        ] = []  # seconds: of the interval, engine without work, learner waiting
+
+    def seconds(self) -> float:
+        return self.earlier_s + time.perf_counter() - self.began
+
+    async def run(self) -> dict[str, Any]:
+        import torch
+
+        settings = self.settings
+        n_threads = build.threads_per_process(settings)
+        if n_threads is not None:
+            torch.set_num_threads(n_threads)
+        self.tokenizer = build.load_tokenizer(self.start)
+        self.data = build.load_data(settings, self.tokenizer, self.view.note)
+        model = build.load_model(self.start, settings.model.dtype)
+        self.learner = build.make_learner(settings, model, self.tokenizer)
+        self.model = model
+        self.scheduler = self._make_scheduler()
+        if self.checkpoint:
+            self._restore(self.checkpoint)
+        self.view.begin(
+            f"{settings.task.name}, {settings.strategy.name}", self._facts(), settings.steps, settings.max_completions
+        )
+        for earlier in self.evaluations:
+            self.view.evaluated(earlier["split"], earlier["pass_rates"], earlier["step"])
+        if not self.evaluations:
+            await self._evaluate(0)
+        self.total.bucket_of = self.window.bucket_of = self.buckets
+
+        self.writer = EventWriter(self.out / "events.jsonl", self.seconds)
+        self.metrics_file = (self.out / "metrics.jsonl").open("a", encoding="utf-8")
+        runtime = ProcessRuntime() if settings.runtime == "process" else HereRuntime()
+        try:
+            engine: Engine = await runtime.place(
+                build.make_engine, "engine", self.start, **build.engine_arguments(settings, n_threads)
+            )
+            if self.checkpoint:
+                await engine.load(await self.learner.weights(), self.learner.version)
+            reason = await self._loop(engine)
+            await engine.close()
+            return await self._finish(reason)
+        finally:
+            await runtime.close()
+            self.writer.close()
+            self.metrics_file.close()
+
+    def _make_scheduler(self) -> Scheduler:
+        settings = self.settings
+        return Scheduler(
+            settings.strategy,
+            self.data.train,
+            n_groups=settings.batch.n_groups,
+            batch_draws=settings.batch.batch_draws,
+            lag=settings.batch.lag,
+            max_pending=settings.batch.max_pending,
+            retry_order=settings.batch.retry_order,
+            max_epochs=settings.epochs,
+            max_completions=settings.max_completions,
+            seed=settings.seed,
+            on_event=self._on_event,
+        )
+
+    def _facts(self) -> list[str]:
+        strategy = self.settings.strategy
+        n_parameters = sum(p.numel() for p in self.model.parameters())
+        facts = [
+            f"{len(self.data.train)} training prompts, {len(self.data.heldout)} for evaluation; "
+            f"policy of {n_parameters / 1e6:.1f} M parameters from {self.start}",
+            f"{strategy}",
+            f"run folder {self.out}",
+        ]
+        if isinstance(strategy, NeverGiveUp):
+            facts.insert(2, strategy.cost_in_words())
+        return facts
+
+    def _on_event(self, event: Event) -> None:
+        self.writer.write(event)
+        self.total.add(event)
+        self.window.add(event)
+
+    async def _loop(self, engine: Engine) -> str:
+        settings = self.settings
+        learner = ThreadedLearner(self.learner) if settings.runtime == "process" else self.learner
+        loop = Loop(
+            self.scheduler,
+            engine,
+            TaskGrader(self.data.task),
+            learner,
+            n_steps=settings.steps,
+            max_in_flight=2 * settings.sampling.n_slots,  # a slot that becomes free finds the next sequence waiting
+            truncated_is_wrong=settings.learner.truncated == "wrong",
+            on_step=lambda step: self._on_step(step, engine),
+            stall_s=settings.stall_s,
+        )
+        self.counters = await engine.counters()
+        self.stepped_at = time.perf_counter()
+        self.eval_s = 0.0
+        with _ctrl_c(lambda: loop.stop(BY_CTRL_C)):
+            return await loop.run()
+
+    async def _on_step(self, step: Step, engine: Engine) -> None:
+        settings = self.settings
+        row = await self._row(step, engine)
+        self.view.step(row)
+        self.metrics_file.write(json.dumps(row) + "\n")
+        self.metrics_file.flush()
+        self.writer.flush()
+        began = time.perf_counter()
+        if settings.eval.every and step.version % settings.eval.every == 0:
+            await self._evaluate(step.version)
+        if step.version % settings.checkpoint_every == 0:
+            self._save()
+        self.eval_s = time.perf_counter() - began
+
+    async def _row(self, step: Step, engine: Engine) -> dict[str, float]:
+        counters = await engine.counters()
+        now = time.perf_counter()
+        interval_s = max(now - self.stepped_at - self.eval_s, 1e-9)
+        delta = {name: value - self.counters.get(name, 0.0) for name, value in counters.items()}
+        # While an evaluation holds the trainer up the engine runs into back-pressure: that wait is not the engine's.
+        engine_idle_s = max(delta["waiting_s"] - self.eval_s, 0.0)
+        self.steady.append((interval_s, min(engine_idle_s, interval_s), min(step.waited_s, interval_s)))
+        row: dict[str, float] = {
+            "step": step.version,
+            "t": round(self.seconds(), 3),
+            "completions": self.scheduler.ledger.drawn,
+            "tokens": counters["tokens"],
+            **step.metrics,
+            "n_groups": len(step.batch.groups),
+            "n_completions": step.batch.n_completions,
+            "sync_s": step.sync_s,
+            "engine_idle": min(engine_idle_s / interval_s, 1.0),
+            "learner_idle": min(step.waited_s / interval_s, 1.0),
+            "completions_per_s": delta["completions"] / interval_s,
+            "tokens_per_s": delta["tokens"] / interval_s,
+            "n_open": self.scheduler.n_open,
+            "n_ready": self.scheduler.n_ready,
+        }
+        if isinstance(self.settings.strategy, NeverGiveUp):
+            row["anchor_fallbacks"] = sum(_fell_back(group) for group in step.batch.groups)
+        row |= {f"window/{name}": value for name, value in self.window.figures().items()}
+        self.window = Tally(self.buckets)
+        self.stepped_at, self.counters = now, counters
+        return row
+
+    # -------------------------------------------------------------- evaluation
+
+    async def _evaluate(self, step: int) -> None:
+        """Pass rates of the policy as it is now. chains: exact, of both splits; else sampled, of the held-out prompts."""
+        if not self.data.heldout:
+            return
+        task, first = self.data.task, not self.evaluations
+        if isinstance(task, Chains):
+            temperature = self.settings.sampling.temperature
+            for split, prompts in (("heldout", self.data.heldout), ("train", self.data.train)):
+                rates = await asyncio.to_thread(build.exact_rates, self.model, task, prompts, temperature)
+                if first:
+                    self.buckets |= assign_buckets(rates)
+                self._evaluated(split, mean_by_bucket(rates, self.buckets), step)
+        else:
+            counts = await asyncio.to_thread(
+                asyncio.run,
+                build.sampled_counts(self.settings, self.model, self.tokenizer, self.data, self.settings.seed + step),
+            )
+            by_k = {}
+            for k in sorted({1, self.settings.eval.k}):
+                by_k[f"pass@{k}"], n_short = mean_pass_at_k(list(counts.values()), k)
+                if n_short:
+                    self.view.note(
+                        f"{n_short} prompts have fewer than {k} graded completions and are left out of pass@{k}"
+                    )
+            self._evaluated("heldout", by_k, step)
+
+    def _evaluated(self, split: str, figures: dict[str, float], step: int) -> None:
+        row = {"split": split, "step": step, "completions": self.scheduler.ledger.drawn, "pass_rates": figures}
+        self.evaluations.append(row)
+        self.view.evaluated(split, figures, step)
+
+    # ------------------------------------------------------------- checkpoints
+
+    def _save(self) -> None:
+        """A checkpoint that appears whole or not at all; older ones than the last few are removed."""
+        self.scheduler.check_balance()
+        folder = self.out / "checkpoints" / f"step-{self.learner.version:06d}"
+        half_made = folder.with_name(f".{folder.name}.new")
+        shutil.rmtree(half_made, ignore_errors=True)
+        half_made.mkdir(parents=True)
+        self.learner.save(half_made / "learner")
+        write_json(half_made / "scheduler.json", self.scheduler.state_dict())
+        write_json(
+            half_made / "run.json",
+            {
+                "seconds": self.seconds(),
+                "events_bytes": self.writer.flush(),
+                "metrics_bytes": self.metrics_file.tell(),
+                "evaluations": self.evaluations,
+                "buckets": self.buckets,
+            },
+        )
+        if folder.exists():
+            shutil.rmtree(folder)
+        half_made.rename(folder)
+        complete = sorted(self.out.glob("checkpoints/step-*"))
+        for old in complete[: -self.settings.keep_checkpoints]:
+            shutil.rmtree(old)
+
+    def _restore(self, checkpoint: Path) -> None:
+        self.learner.restore(checkpoint / "learner")
+        self.scheduler.load_state_dict(json.loads((checkpoint / "scheduler.json").read_text()))
+        saved = json.loads((checkpoint / "run.json").read_text())
+        self.earlier_s = saved["seconds"]
+        self.evaluations = saved["evaluations"]
+        self.buckets = self.total.bucket_of = saved["buckets"]
+        # What was written after the checkpoint will happen again.
+        os.truncate(self.out / "events.jsonl", saved["events_bytes"])
+        os.truncate(self.out / "metrics.jsonl", saved["metrics_bytes"])
+        for _, event in read_events(self.out / "events.jsonl"):
+            self.total.add(event)
+
+    async def _finish(self, reason: str) -> dict[str, Any]:
+        stopped = reason == BY_CTRL_C
+        version = self.learner.version
+        if not stopped and all(row["step"] != version for row in self.evaluations):
+            await self._evaluate(version)
+        self._save()
+        self.learner.export(self.out / "model")
+        summary = {
+            "reason": reason,
+            "stopped": stopped,
+            "steps": version,
+            "seconds": round(self.seconds(), 2),
+            "completions": self.scheduler.ledger.drawn,
+            "epochs": self.scheduler.epoch + 1,
+            "ledger": self.scheduler.ledger.as_dict() | {"held": self.scheduler.held},
+            "idle": self._idle_shares(),
+            "evaluations": self.evaluations,
+            "n_by_bucket": self._bucket_sizes(),
+            "totals": self.total.figures(),
+            "in_words": self.total.in_words(),
+        }
+        write_json(self.out / "summary.json", summary)
+        self.view.note(reason)
+        for sentence in summary["in_words"]:
+            self.view.note(sentence)
+        return summary
+
+    def _idle_shares(self) -> dict[str, float]:
+        steady = self.steady[int(len(self.steady) * STEADY_FROM) :]
+        seconds = sum(interval_s for interval_s, _, _ in steady)
+        if not seconds:
+            return {}
+        return {
+            "engine": sum(engine_s for _, engine_s, _ in steady) / seconds,
+            "learner": sum(learner_s for _, _, learner_s in steady) / seconds,
+        }
+
+    def _bucket_sizes(self) -> dict[str, dict[str, int]]:
+        splits = {"train": self.data.train, "heldout": self.data.heldout}
+        return {
+            split: dict(Counter(self.buckets[p.id] for p in prompts if p.id in self.buckets))
+            for split, prompts in splits.items()
+        }
+
+
+def _fell_back(group: Any) -> bool:
+    """Whether the anchored shift would have reached the maximum, so that plain centred advantages were used."""
+    top = max(a.reward for a in group.attempts)
+    weight = next(w for a, w in zip(group.attempts, group.weights, strict=True) if a.reward == top)
+    return weight is not None and abs(weight - (float(top) - group.baseline)) > 1e-9
+
+
+@contextmanager
+def _ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C ends the run in good order; a second one at once."""
+    loop = asyncio.get_running_loop()
+
+    def first() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        stop()
+
+    try:
+        loop.add_signal_handler(signal.SIGINT, first)
+    except (RuntimeError, ValueError):  # not the main thread: whoever runs that has the signal
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

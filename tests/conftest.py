@@ -1,0 +1,14 @@
+"""Hypothesis runs the same examples everywhere: a test that fails on one machine fails on all of them."""
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "fixed",
+    max_examples=50,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    print_blob=False,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+settings.load_profile("fixed")

@@ -1,0 +1,146 @@
+"""Advantages: the published vectors, and the properties that every group must have. Exact values are fractions, rounded once."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+from math import sqrt
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import assume, given
+
+from nevergiveup.advantages import STD_EPS, anchored, centred, shift_reaches_max
+from nevergiveup.types import exact
+
+F = Fraction
+binary_groups = st.lists(st.integers(0, 1), min_size=2, max_size=20).filter(lambda rewards: len(set(rewards)) > 1)
+graded_rewards = st.one_of(
+    st.integers(0, 3),
+    st.fractions(0, 3, max_denominator=12),
+    st.sampled_from([0.1, 0.2, 0.7, 0.95, 1e-3, 2.5]).map(exact),
+)
+graded_groups = st.lists(graded_rewards, min_size=2, max_size=12).filter(lambda rewards: len(set(rewards)) > 1)
+
+
+def test_centred_is_reward_minus_mean() -> None:
+    assert centred([1, 0, 0, 0]) == (0.75, -0.25, -0.25, -0.25)
+    assert centred([1, 1, 0]) == (1 / 3, 1 / 3, -2 / 3)
+    assert centred([F(7, 12), F(6, 12)]) == (1 / 24, -1 / 24)
+    assert centred([]) == ()
+
+
+def test_std_is_the_population_standard_deviation() -> None:
+    """Oracle 5.9: +1.7321 and -.5774 for one right of four; the sample standard deviation would give 1.5 and -.5."""
+    high, *low = centred([1, 0, 0, 0], std=True)
+    assert high == pytest.approx(0.75 / (sqrt(3) / 4 + STD_EPS), rel=1e-12)
+    assert (round(high, 4), round(low[0], 4)) == (1.732, -0.5773)
+    assert high == pytest.approx(1.7321, abs=1e-4)
+    assert low == [pytest.approx(-0.5774, abs=1e-4)] * 3
+
+
+@pytest.mark.parametrize("std", [False, True])
+@pytest.mark.parametrize("reward", [0, 1, 0.1, 0.7, 0.95, F(7, 12)])
+@pytest.mark.parametrize("n", [1, 3, 7, 16])
+def test_no_contrast_gives_exact_zeros(std: bool, reward: float, n: int) -> None:
+    """Float means and deviations find signal here: the mean of sixteen .7 is .6999999999999998."""
+    assert centred([exact(reward)] * n, std=std) == (0.0,) * n
+
+
+@pytest.mark.parametrize(
+    ("tried", "positive", "negative"),
+    [
+        (256, 0.99609375, -0.33203125),
+        (24, F(23, 24), F(-23, 72)),
+        (8, 0.875, F(-7, 24)),
+        (4, 0.75, -0.25),  # nothing pruned
+    ],
+)
+def test_anchored_one_right_three_fresh_failures(tried: int, positive: float, negative: float) -> None:
+    """Oracle 5.5."""
+    assert anchored([1, 0, 0, 0], tried, 1) == (float(positive), *[float(negative)] * 3)
+
+
+def test_anchored_authors_unit_vector() -> None:
+    assert anchored([0, 0, 1], 5, 1) == (-0.4, -0.4, 0.8)
+
+
+@given(binary_groups, st.integers(0, 300))
+def test_anchored_closed_form_for_binary_rewards(rewards: list[int], n_stale_failures: int) -> None:
+    """Oracles 5.1, 5.3 and 5.4: A+ = 1 - b, A- = -(n+/n-)(1 - b), one factor (1 - b)/(1 - b') times the recomputed ones."""
+    n_pos, n_fresh = sum(rewards), len(rewards)
+    tried = n_fresh + n_stale_failures
+    b, b_fresh = F(n_pos, tried), F(n_pos, n_fresh)
+    closed = [1 - b if reward else -F(n_pos, n_fresh - n_pos) * (1 - b) for reward in rewards]
+    assert sum(closed) == 0
+    assert closed == [(1 - b) / (1 - b_fresh) * (reward - b_fresh) for reward in rewards]
+    assert anchored(rewards, tried, n_pos) == tuple(float(advantage) for advantage in closed)
+    assert not shift_reaches_max(rewards, tried, n_pos)
+    if n_stale_failures == 0:
+        assert anchored(rewards, tried, n_pos) == centred(rewards)
+
+
+@given(graded_groups, st.lists(graded_rewards, max_size=30))
+def test_anchored_properties_for_graded_rewards(rewards: list[F], stale: list[F]) -> None:
+    """Oracle 6.1: zero sum, r_max - b for the maximum, the order of the rewards; and no change when nothing is stale."""
+    everything = [*rewards, *stale]
+    tried, total = len(everything), sum(everything)
+    advantages = anchored(rewards, tried, total)
+    assert abs(sum(advantages)) < 1e-12 * len(rewards)
+    for (reward, advantage), (next_reward, next_advantage) in pairwise(sorted(zip(rewards, advantages, strict=True))):
+        assert (reward < next_reward) == (advantage < next_advantage)
+    if not stale:
+        assert advantages == centred(rewards)
+    if not shift_reaches_max(rewards, tried, total):
+        assert max(advantages) == float(max(rewards) - F(total) / tried)
+    else:
+        assert advantages == centred(rewards)
+
+
+@given(graded_groups, st.lists(graded_rewards, max_size=30))
+def test_shift_is_reported_exactly_where_it_would_break_the_order(rewards: list[F], stale: list[F]) -> None:
+    """Oracle 6.2: delta = (n_s b - sum r)/n_other on every other reward."""
+    b = F(sum(rewards) + sum(stale), len(rewards) + len(stale))
+    top = max(rewards)
+    others = [reward for reward in rewards if reward != top]
+    delta = (len(rewards) * b - sum(rewards)) / len(others)
+    reaches = max(others) + delta >= top
+    assert shift_reaches_max(rewards, len(rewards) + len(stale), sum(rewards) + sum(stale)) == reaches
+    assume(not reaches)
+    shifted = tuple(float((reward if reward == top else reward + delta) - b) for reward in rewards)
+    assert anchored(rewards, len(rewards) + len(stale), sum(rewards) + sum(stale)) == shifted
+
+
+@pytest.mark.parametrize(
+    ("rewards", "shifted"),
+    [
+        ([".8", ".9", "1"], [-0.5, -0.4, 0.9]),
+        (["0", ".2", "1"], [-0.55, -0.35, 0.9]),
+        (["0", ".2001", "1"], [-0.55005, -0.34995, 0.9]),
+    ],
+)
+def test_shift_where_scaling_misbehaves(rewards: list[str], shifted: list[float]) -> None:
+    """Oracle 6.3, b = .1."""
+    assert anchored([F(reward) for reward in rewards], 10, 1) == tuple(shifted)
+
+
+def test_shift_that_reaches_the_maximum_falls_back_to_the_mean_of_the_survivors() -> None:
+    """Oracle 6.4: left alone, the advantages would sum to -.25."""
+    rewards = [F(".5"), F(".95"), F(1)]
+    assert shift_reaches_max(rewards, 10, 9)
+    assert anchored(rewards, 10, 9) == centred(rewards)
+    assert sum(anchored(rewards, 10, 9)) == pytest.approx(0, abs=1e-15)
+
+
+def test_per_test_rewards() -> None:
+    """Oracle 6.5: four stale attempts passed 7 of 12 tests, the new ones 7, 7, 8 and 6."""
+    rewards = [F(n, 12) for n in (7, 7, 8, 6)]
+    assert anchored(rewards, 8, sum(rewards) + 4 * F(7, 12)) == (0.0, 0.0, 1 / 12, -1 / 12)
+
+
+@pytest.mark.parametrize("rewards", [[1], [1, 1, 1], [0, 0]])
+def test_anchored_refuses_a_group_without_contrast(rewards: list[int]) -> None:
+    with pytest.raises(ValueError, match="need contrast"):
+        anchored(rewards, 10, 3)
+    with pytest.raises(ValueError, match="need contrast"):
+        shift_reaches_max(rewards, 10, 3)

@@ -1,0 +1,127 @@
+"""Events: one line of JSON each, exact both ways, readable after a run was killed."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from nevergiveup.events import (
+    Dispatched,
+    Event,
+    EventWriter,
+    Failed,
+    Judged,
+    Published,
+    Trained,
+    WentStale,
+    decode,
+    encode,
+    read_events,
+)
+
+EVENTS: list[Event] = [
+    Dispatched(request=3, prompt="p1", epoch=0, round=2, n=4, seed=2**62 + 1, version=7),
+    Judged(
+        request=3, prompt="p1", epoch=0, round=2, rewards=(0, 1, Fraction(7, 12)), versions=(6, None, 7),
+        n_unverified=1, n_failed=0, n_truncated=2, verdict="train", outcome="", tried=7, total=Fraction(19, 12),
+        n_fresh=3, version=7,
+    ),
+    Judged(
+        request=4, prompt="p2", epoch=1, round=1, rewards=(), versions=(), n_unverified=4, n_failed=0, n_truncated=0,
+        verdict="trouble", outcome="unverified", tried=0, total=0, n_fresh=0, version=7,
+    ),
+    Failed(request=5, prompt="ä\n\"", epoch=0, n=4, reason="connection lost\r\n\u2028 at é", closed=True),
+    Trained(
+        prompt="p1", epoch=0, rounds=2, n_trained=3, n_left_out=1, tried=7, total=Fraction(0.1), ages=(1, -1, 0),
+        version=7,
+    ),
+    WentStale(prompt="p3", epoch=2, n=2, closed=False, version=9),
+    Published(version=8),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.kind)
+@pytest.mark.parametrize("t", [None, 0.0, 1.25])
+def test_decode_is_the_inverse_of_encode(event: Event, t: float | None) -> None:
+    line = encode(event, t)
+    assert "\n" not in line
+    assert decode(line) == (t, event)
+
+
+def test_a_line_names_kind_time_and_fields_in_order() -> None:
+    assert encode(EVENTS[0], 2.00049) == (
+        '{"kind":"dispatched","t":2.0,"request":3,"prompt":"p1","epoch":0,"round":2,"n":4,'
+        '"seed":4611686018427387905,"version":7}'
+    )
+    row = json.loads(encode(EVENTS[1]))
+    assert row["rewards"] == [0, 1, "7/12"]
+    assert row["versions"] == [6, None, 7]
+    assert row["total"] == "19/12"
+    assert "t" not in row
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "no json",
+        "[1]",
+        "3",
+        '"trained"',
+        "{}",
+        '{"kind":"unheard_of"}',
+        '{"kind":"published"}',
+        '{"kind":"published","version":1,"extra":2}',
+        '{"kind":"trained","total":"one"}',
+        '{"kind":"trained","total":"1/0"}',
+    ],
+)
+def test_a_line_that_is_no_event_is_refused(line: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 (json's own message is as good)
+        decode(line)
+
+
+def test_written_events_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    times = iter([0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
+    writer = EventWriter(path, lambda: next(times))
+    for event in EVENTS[:4]:
+        writer.write(event)
+    n_bytes = writer.flush()
+    assert n_bytes == path.stat().st_size
+    for event in EVENTS[4:]:
+        writer.write(event)
+    writer.close()
+    assert list(read_events(path)) == [(i / 2, event) for i, event in enumerate(EVENTS)]
+
+
+def test_a_second_writer_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    for event in EVENTS[:2]:
+        writer = EventWriter(path, lambda: 1.0)
+        writer.write(event)
+        writer.close()
+    assert [event for _, event in read_events(path)] == EVENTS[:2]
+
+
+def test_a_last_line_cut_anywhere_is_left_out(tmp_path: Path) -> None:
+    """A killed run may leave half a line, or half a character."""
+    path = tmp_path / "events.jsonl"
+    whole = (encode(EVENTS[0]) + "\n").encode()
+    last = encode(EVENTS[3]).encode()
+    for n in range(len(last) + 1):
+        path.write_bytes(whole + last[:n])
+        assert [event for _, event in read_events(path)] == EVENTS[:1]
+
+
+def test_any_other_bad_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(encode(EVENTS[0]) + "\nhalf a li\n" + encode(EVENTS[5]) + "\n")
+    with pytest.raises(ValueError, match=r"events\.jsonl, line 2: "):
+        list(read_events(path))
+    path.write_bytes(b'{"kind":"\xff"}\n')
+    with pytest.raises(ValueError, match=r"events\.jsonl, line 1: "):
+        list(read_events(path))

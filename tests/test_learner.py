@@ -1,0 +1,668 @@
+"""The learner on tiny random transformers: its gradient against one computed completion by completion, and its checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from nevergiveup.learner.policy import Sample, TorchLearner, collate, split
+from nevergiveup.models import chains_tokenizer
+from nevergiveup.types import Attempt, Batch, Completion, Metrics, Prompt, TrainGroup
+
+VOCABULARY = 31
+CPU = torch.device("cpu")
+
+
+def make_model(family: str = "llama", seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    ends = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 2}
+    if family == "llama":
+        return LlamaForCausalLM(LlamaConfig(**shape, **heads, **ends))
+    if family == "qwen2":  # ties its output layer to the embedding, and has biases
+        return Qwen2ForCausalLM(Qwen2Config(**shape, **heads, **ends, tie_word_embeddings=True))
+    # learned positions and dropout of 0.1
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=4, **ends))
+
+
+def make_completion(
+    tokens: Sequence[int],
+    logprobs: Sequence[float] | None = None,
+    *,
+    finish: Any = "stop",
+    mask: Sequence[bool] | None = None,
+    version: int = 0,
+) -> Completion:
+    logprobs = [-3.0] * len(tokens) if logprobs is None else logprobs
+    return Completion(
+        tuple(tokens), tuple(logprobs), "", finish, version, version, None if mask is None else tuple(mask)
+    )
+
+
+def make_batch(groups: Sequence[tuple[Sequence[int], Sequence[tuple[Completion, float | None]]]]) -> Batch:
+    """Groups of (prompt tokens, [(completion, weight), ...])."""
+    return Batch(
+        0,
+        tuple(
+            TrainGroup(
+                Prompt(str(i), tokens=tuple(prompt)),
+                tuple(Attempt(0, completion.version_first, completion) for completion, _ in rows),
+                tuple(weight for _, weight in rows),
+                0.5,
+                len(rows),
+                1,
+            )
+            for i, (prompt, rows) in enumerate(groups)
+        ),
+    )
+
+
+def random_batch(seed: int = 0, n_groups: int = 5, spread: float = 0.4) -> Batch:
+    """Groups of 1 to 7 completions, prompts of 1 to 6 tokens, completions of 1 to 12; some weights are None or 0.
+
+    Sampler log-probabilities are around those of an untrained model, near enough that some ratios are clipped, not all.
+    """
+    rng = random.Random(seed)
+
+    def tokens(n: int) -> list[int]:
+        return [rng.randrange(VOCABULARY) for _ in range(n)]
+
+    def row() -> tuple[Completion, float | None]:
+        n = rng.randint(1, 12)
+        logprobs = [-math.log(VOCABULARY) + rng.gauss(0, spread) for _ in range(n)]
+        mask = [rng.random() < 0.7 for _ in range(n)] if rng.random() < 0.3 else None
+        return make_completion(tokens(n), logprobs, mask=mask), rng.choice([None, 0.0, 0.75, -0.25, -1.0])
+
+    return make_batch([(tokens(rng.randint(1, 6)), [row() for _ in range(rng.randint(1, 7))]) for _ in range(n_groups)])
+
+
+def step(learner: TorchLearner, batch: Batch) -> Metrics:
+    return asyncio.run(learner.step(batch))
+
+
+def step_and_gradient(
+    learner: TorchLearner, model: PreTrainedModel, batch: Batch
+) -> tuple[Metrics, dict[str, torch.Tensor]]:
+    """The metrics of a step and the gradient it took (seen before it is thrown away)."""
+    gradient: dict[str, torch.Tensor] = {}
+    handles = [
+        p.register_post_accumulate_grad_hook(lambda p, name=name: gradient.__setitem__(name, p.grad.clone()))
+        for name, p in model.named_parameters()
+    ]
+    metrics = step(learner, batch)
+    for handle in handles:
+        handle.remove()
+    return metrics, gradient
+
+
+def reference(
+    model: PreTrainedModel, batch: Batch, temperature: float = 1.0, low: float = 0.2, high: float = 0.28
+) -> tuple[float, int, dict[str, torch.Tensor]]:
+    """Loss, trained tokens and gradient of algorithm.md section 5: one completion at a time, no padding, no tricks."""
+    total, n = torch.zeros((), dtype=torch.float64), 0
+    for group in batch.groups:
+        for attempt, weight in zip(group.attempts, group.weights, strict=True):
+            completion = attempt.completion
+            if weight is None or completion is None:
+                continue
+            sequence = torch.tensor([group.prompt.tokens + completion.tokens])
+            logprobs = torch.log_softmax(model(sequence, use_cache=False).logits[0] / temperature, dim=-1)
+            for i, (token, mu) in enumerate(zip(completion.tokens, completion.logprobs, strict=True)):
+                if completion.mask is not None and not completion.mask[i]:
+                    continue
+                ratio = (logprobs[len(group.prompt.tokens) + i - 1, token] - mu).exp()
+                clipped = ratio.clamp(1 - low, 1 + high)
+                total = total - torch.minimum(ratio * weight, clipped * weight)
+                n += 1
+    model.zero_grad()
+    (total / n).backward()
+    gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    return (total / n).item(), n, gradient
+
+
+def on_policy(model: PreTrainedModel, batch: Batch, temperature: float = 1.0) -> Batch:
+    """The same batch, as if the present weights had sampled it."""
+    groups = []
+    for group in batch.groups:
+        attempts = []
+        for attempt in group.attempts:
+            old = attempt.completion
+            assert old is not None
+            with torch.no_grad():
+                logits = model(torch.tensor([group.prompt.tokens + old.tokens]), use_cache=False).logits[0]
+            logprobs = torch.log_softmax(logits / temperature, dim=-1)[len(group.prompt.tokens) - 1 : -1]
+            chosen = logprobs.gather(1, torch.tensor(old.tokens).unsqueeze(1)).squeeze(1).tolist()
+            attempts.append(replace(attempt, completion=replace(old, logprobs=tuple(chosen))))
+        groups.append(replace(group, attempts=tuple(attempts)))
+    return replace(batch, groups=tuple(groups))
+
+
+def assert_same_gradient(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (got[name] - value).abs().max() <= tolerance * max(1.0, value.abs().max().item()), name
+
+
+# The gradient
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize(("budget", "temperature"), [(1, 1.0), (40, 0.7), (100_000, 1.3)])
+def test_gradient_is_that_of_one_completion_at_a_time(family: str, budget: int, temperature: float) -> None:
+    model = make_model(family).double().eval()
+    batch = random_batch(1)
+    loss, n, expected = reference(model, batch, temperature)
+    learner = TorchLearner(
+        model, lr=1e-3, clip_low=0.2, clip_high=0.28, temperature=temperature, micro_batch_tokens=budget
+    )
+    metrics, got = step_and_gradient(learner, model, batch)
+    assert metrics["n_tokens"] == n
+    assert metrics["clip_fraction_low"] > 0
+    assert metrics["clip_fraction_high"] > 0
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
+    assert_same_gradient(got, expected, 1e-6)
+    norm = math.sqrt(sum(g.square().sum().item() for g in expected.values()))
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+def test_micro_batches_change_neither_gradient_nor_metrics() -> None:
+    batch, seen = random_batch(2), []
+    for budget in (1, 30, 64, 100_000):
+        model = make_model()
+        metrics, gradient = step_and_gradient(TorchLearner(model, micro_batch_tokens=budget), model, batch)
+        seen.append((metrics, gradient))
+    assert [metrics["n_micro_batches"] for metrics, _ in seen] == sorted(
+        (metrics["n_micro_batches"] for metrics, _ in seen), reverse=True
+    )
+    assert seen[0][0]["n_micro_batches"] > seen[1][0]["n_micro_batches"] > seen[-1][0]["n_micro_batches"] == 1
+    assert seen[0][0]["padding_share"] == 0 < seen[-1][0]["padding_share"]
+    for metrics, gradient in seen[:-1]:
+        assert_same_gradient(gradient, seen[-1][1], 1e-6)
+        for key in metrics.keys() - {"n_micro_batches", "padding_share", "step_s"}:
+            assert metrics[key] == pytest.approx(seen[-1][0][key], rel=1e-5, abs=1e-6), key
+
+
+def test_activation_checkpointing_recomputes_and_changes_nothing() -> None:
+    batch, gradients, calls = random_batch(3), [], []
+    for checkpointing in (False, True):
+        model = make_model()
+        if checkpointing:
+            model.activation_checkpointing_enable()
+        model.model.layers[0].self_attn.register_forward_hook(lambda *_, on=checkpointing: calls.append(on))
+        gradients.append(step_and_gradient(TorchLearner(model), model, batch)[1])
+    assert calls == [False, True, True]
+    assert_same_gradient(gradients[1], gradients[0], 1e-7)
+
+
+def test_on_policy_step_is_the_plain_policy_gradient() -> None:
+    model = make_model().double().eval()
+    batch = on_policy(model, random_batch(4), temperature=0.8)
+    surrogate, n = torch.zeros((), dtype=torch.float64), 0
+    for group in batch.groups:
+        for attempt, weight in zip(group.attempts, group.weights, strict=True):
+            completion = attempt.completion
+            if weight is None or completion is None:
+                continue
+            logits = model(torch.tensor([group.prompt.tokens + completion.tokens]), use_cache=False).logits[0]
+            logprobs = torch.log_softmax(logits / 0.8, dim=-1)[len(group.prompt.tokens) - 1 : -1]
+            chosen = logprobs.gather(1, torch.tensor(completion.tokens).unsqueeze(1)).squeeze(1)
+            trained = torch.tensor(completion.mask or [True] * len(completion.tokens))
+            surrogate = surrogate - weight * chosen[trained].sum()
+            n += int(trained.sum())
+    (surrogate / n).backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+
+    metrics, got = step_and_gradient(TorchLearner(model, temperature=0.8), model, batch)
+    assert_same_gradient(got, expected, 1e-6)
+    assert metrics["ratio_mean"] == pytest.approx(1, abs=1e-6)
+    assert metrics["ratio_max"] == pytest.approx(1, abs=1e-6)
+    assert metrics["clip_fraction"] == 0
+    assert metrics["kl_sampler"] == pytest.approx(0, abs=1e-6)
+    assert metrics["effective_sample_share"] == pytest.approx(1, abs=1e-6)
+    assert metrics["logprob_gap_max"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_weight_of_zero_counts_in_the_average_and_none_does_not() -> None:
+    model = make_model().eval()
+    rows = [([1, 5], [(make_completion([4, 6, 2]), 0.5), (make_completion([7] * 9), None)])]
+    batch = on_policy(model, make_batch(rows))
+    alone = step(TorchLearner(model, lr=0.0), batch)
+    with_zero = replace(batch.groups[0], weights=(0.5, 0.0))
+    diluted = step(TorchLearner(model, lr=0.0), replace(batch, groups=(with_zero,)))
+    assert (alone["n_tokens"], alone["n_completions"]) == (3, 1)
+    assert (diluted["n_tokens"], diluted["n_completions"]) == (12, 2)
+    assert alone["loss"] == pytest.approx(-0.5, abs=1e-5)
+    assert diluted["loss"] == pytest.approx(-0.5 * 3 / 12, abs=1e-5)
+
+
+def test_training_makes_rewarded_completions_likelier() -> None:
+    model = make_model()
+    good, bad = make_completion([4, 6, 2], [math.nan] * 3), make_completion([9, 2], [math.nan] * 2)
+    batch = make_batch([([1, 5], [(good, 0.5), (bad, -0.5)])])
+
+    def probability(completion: Completion) -> float:
+        with torch.no_grad():
+            logprobs = model(torch.tensor([(1, 5, *completion.tokens)])).logits[0, 1:-1].log_softmax(-1)
+        return logprobs.gather(1, torch.tensor(completion.tokens).unsqueeze(1)).sum().exp().item()
+
+    before = probability(good), probability(bad)
+    learner = TorchLearner(model, lr=3e-3)
+    for _ in range(15):
+        step(learner, batch)
+    assert probability(good) > 100 * before[0]
+    assert probability(bad) < before[1] / 10
+
+
+# Masks
+
+
+def test_end_of_sequence_is_trained_and_padding_is_not_even_if_they_share_an_id() -> None:
+    short = Sample((1,), (5, 6, 2), (-1.0, -2.0, -3.0), None, 0.5, True)
+    long = Sample((1, 2), (7, 2, 2, 2, 8), (-4.0,) * 5, (True, False, True, True, True), -0.25, False)
+    micro_batch = collate([long, short], CPU)
+    assert micro_batch.inputs_ST.tolist() == [[1, 2, 7, 2, 2, 2], [1, 5, 6, 2, 0, 0]]
+    assert micro_batch.targets_N.tolist() == [7, 2, 2, 8, 5, 6, 2]
+    assert micro_batch.predicting_N.tolist() == [1, 3, 4, 5, 6, 7, 8]
+    assert micro_batch.sampler_logprobs_N.tolist() == [-4, -4, -4, -4, -1, -2, -3]
+    assert micro_batch.advantages_N.tolist() == [-0.25] * 4 + [0.5] * 3
+    assert micro_batch.same_version_N.tolist() == [False] * 4 + [True] * 3
+
+
+def test_masked_tokens_are_context_but_not_trained() -> None:
+    model = make_model().double().eval()
+    tool = make_completion([4, 6, 8, 2], mask=[True, False, False, True])
+    other = make_completion([4, 7, 8, 2], mask=[True, False, False, True])
+    outcomes = [
+        step_and_gradient(TorchLearner(model, lr=0.0), model, make_batch([([1, 5], [(completion, 0.5)])]))
+        for completion in (tool, other)
+    ]
+    assert [metrics["n_tokens"] for metrics, _ in outcomes] == [2, 2]
+    assert outcomes[0][0]["entropy"] != outcomes[1][0]["entropy"]  # the last token was predicted after another context
+
+
+@pytest.mark.parametrize(("truncated", "n_tokens"), [("mask", 25), ("wrong", 30), ("keep", 30)])
+def test_masked_truncation_leaves_the_denominator(truncated: Any, n_tokens: int) -> None:
+    model = make_model().eval()
+    rows = [(make_completion([3] * 5), 1.0) for _ in range(5)] + [(make_completion([4] * 5, finish="length"), 0.0)]
+    batch = on_policy(model, make_batch([([1], rows)]))
+    metrics = step(TorchLearner(model, truncated=truncated), batch)
+    assert metrics["n_tokens"] == n_tokens
+    assert metrics["loss"] == pytest.approx(-25 / n_tokens, abs=1e-5)
+    assert metrics["truncated_share"] == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(make_completion([4, 6], finish="length"), 0.5), (make_completion([4] * 9, finish="length"), -0.5)],
+        [(make_completion([]), 0.5)],
+        [(make_completion([4, 6, 2]), None), (make_completion([4, 2]), None)],
+        [(make_completion([4, 6, 2], mask=[False] * 3), 0.5)],
+        [],
+    ],
+    ids=["truncated", "empty", "none", "masked", "nothing"],
+)
+def test_a_batch_without_a_trained_token_is_skipped(rows: Any) -> None:
+    model = make_model()
+    learner = TorchLearner(model, lr=1.0, weight_decay=0.5, truncated="mask", version=3)
+    before = asyncio.run(learner.weights())
+    metrics = step(learner, make_batch([([1, 5], rows)]))
+    assert metrics["skipped"] == 1
+    assert metrics["loss"] == 0
+    assert metrics["n_tokens"] == 0
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert learner.version == 3
+    after = asyncio.run(learner.weights())
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_empty_completions_do_not_disturb_the_others() -> None:
+    model = make_model()
+    good = (make_completion([4, 6, 2]), 0.5)
+    without = step_and_gradient(TorchLearner(model, lr=0.0), model, make_batch([([1, 5], [good])]))
+    with_empty = step_and_gradient(
+        TorchLearner(model, lr=0.0), model, make_batch([([1, 5], [(make_completion([]), -0.5), good])])
+    )
+    assert with_empty[0]["n_tokens"] == 3
+    assert_same_gradient(with_empty[1], without[1], 0.0)
+
+
+# Sampler log-probabilities
+
+
+def fixed_logits_model(logits: list[float]) -> PreTrainedModel:
+    """A model with a vocabulary of two whose logits after the one-token prompt [1] are as given."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=2,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            bos_token_id=0,
+            eos_token_id=1,
+        )
+    ).eval()
+    with torch.no_grad():
+        hidden = model.model(torch.tensor([[1]])).last_hidden_state[0, 0]
+        model.lm_head.weight.copy_(torch.tensor(logits).unsqueeze(1) * hidden / hidden.square().sum())
+    return model
+
+
+def test_both_sides_use_the_temperature() -> None:
+    batch = make_batch([([1], [(make_completion([0], [-0.018150]), 1.0)])])
+    matched = step(TorchLearner(fixed_logits_model([2.0, 0.0]), lr=0.0, temperature=0.5), batch)
+    assert matched["entropy"] == pytest.approx(0.018150, abs=1e-6)
+    assert matched["ratio_mean"] == pytest.approx(1.0, abs=1e-6)
+    assert matched["same_version_gap_max"] < 1e-6
+    unmatched = step(TorchLearner(fixed_logits_model([2.0, 0.0]), lr=0.0, temperature=1.0), batch)
+    assert unmatched["entropy"] == pytest.approx(0.126928, abs=1e-6)
+    assert unmatched["same_version_gap_max"] == pytest.approx(0.126928 - 0.018150, abs=1e-6)
+
+
+def test_a_nan_sampler_logprob_is_neutral_and_counted() -> None:
+    model = make_model().double().eval()
+    rows = [([1, 5], [(make_completion([4, 6, 2]), 0.5), (make_completion([7, 2]), -0.5)])]
+    clean = on_policy(model, make_batch(rows))
+    first, second = (attempt.completion for attempt in clean.groups[0].attempts)
+    assert first is not None
+    assert second is not None
+    spoiled_logprobs = (first.logprobs[0], math.nan, first.logprobs[2])
+    spoiled = make_batch([([1, 5], [(make_completion(first.tokens, spoiled_logprobs), 0.5), (second, -0.5)])])
+    expected_metrics, expected = step_and_gradient(TorchLearner(model, lr=0.0), model, clean)
+    metrics, got = step_and_gradient(TorchLearner(model, lr=0.0), model, spoiled)
+    assert expected_metrics["n_nan_logprobs"] == 0
+    assert metrics["n_nan_logprobs"] == 1
+    assert metrics["n_tokens"] == 5
+    assert metrics["skipped"] == 0
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert_same_gradient(got, expected, 1e-7)
+
+
+def test_gap_of_the_same_version_is_told_apart() -> None:
+    model = make_model().eval()
+    groups = on_policy(model, make_batch([([1, 5], [(make_completion([4, 6, 2]), 0.5)])])).groups
+    fresh = groups[0].attempts[0].completion
+    assert fresh is not None
+    old = make_completion([7, 8], [-1.0, -1.0], version=6)
+    now = make_completion(fresh.tokens, fresh.logprobs, version=7)
+    both = step(TorchLearner(model, lr=0.0, version=7), make_batch([([1, 5], [(now, 0.5), (old, -0.5)])]))
+    assert both["same_version_gap_max"] < 1e-5 < 1 < both["logprob_gap_max"]
+    assert both["same_version_gap_mean"] < 1e-5 < both["logprob_gap_mean"]
+    only_old = step(TorchLearner(model, lr=0.0, version=7), make_batch([([1, 5], [(old, -0.5)])]))
+    assert "same_version_gap_max" not in only_old
+
+
+def test_learning_rate_of_zero_leaves_weights_and_gap_alone() -> None:
+    model = make_model()
+    learner = TorchLearner(model, lr=0.0, weight_decay=0.1)
+    before, batch = asyncio.run(learner.weights()), random_batch(5)
+    gaps = [step(learner, batch)["logprob_gap_mean"] for _ in range(20)]
+    assert learner.version == 20
+    assert gaps == [gaps[0]] * 20
+    after = asyncio.run(learner.weights())
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+# The optimizer step
+
+
+def test_gradient_is_clipped_to_the_norm() -> None:
+    """With plain weights and Adam's first step the size of an update does not depend on the norm, so look at exp_avg."""
+    batch, first_moments = random_batch(6), []
+    for max_grad_norm in (math.inf, 1e-3):
+        model = make_model()
+        learner = TorchLearner(model, lr=1e-3, max_grad_norm=max_grad_norm)
+        metrics = step(learner, batch)
+        moments = [learner._optimizer.state[p]["exp_avg"] for p in model.parameters()]
+        first_moments.append(math.sqrt(sum(m.square().sum().item() for m in moments)) / (1 - 0.9))
+        assert metrics["grad_norm"] > 0.01  # reported as it was
+    assert first_moments[0] == pytest.approx(metrics["grad_norm"], rel=1e-4)
+    assert first_moments[1] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_a_gradient_that_is_not_finite_is_skipped() -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.lm_head.weight[3, 0] = math.inf
+    learner = TorchLearner(model, lr=1e-3)
+    before = asyncio.run(learner.weights())
+    metrics = step(learner, random_batch(7))
+    assert (metrics["skipped"], metrics["nonfinite_grad"]) == (1, 1)
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert learner.version == 0
+    after = asyncio.run(learner.weights())
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_weight_decay_is_of_matrices_only() -> None:
+    model = make_model("qwen2")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    zero = make_batch([([1, 5], [(make_completion([4, 6, 2]), 0.0)])])
+    step(TorchLearner(model, lr=0.1, weight_decay=0.5), zero)
+    for name, parameter in model.named_parameters():
+        expected = before[name] * (0.95 if parameter.ndim >= 2 else 1.0)
+        assert torch.allclose(parameter, expected, atol=1e-7), name
+
+
+def test_schedules() -> None:
+    model = make_model()
+    constant = TorchLearner(model, lr=2.0, n_warmup=4)
+    assert [constant.learning_rate(v) for v in (0, 1, 3, 4, 1000)] == [0.5, 1.0, 2.0, 2.0, 2.0]
+    cosine = TorchLearner(model, lr=2.0, schedule="cosine", n_warmup=4, n_steps=12)
+    assert [cosine.learning_rate(v) for v in (0, 3, 4, 6, 8, 12, 50)] == pytest.approx(
+        [0.5, 2.0, 2.0, 1 + math.sqrt(0.5), 1.0, 0.0, 0.0], abs=1e-12
+    )
+    assert step(TorchLearner(model, lr=2e-3, n_warmup=4, version=1), random_batch())["lr"] == 1e-3
+
+
+def test_weights_in_half_precision_are_widened() -> None:
+    model = make_model().bfloat16()
+    learner = TorchLearner(model, lr=1e-6)
+    before = asyncio.run(learner.weights())
+    step(learner, random_batch())
+    after = asyncio.run(learner.weights())
+    assert {tensor.dtype for tensor in after.values()} == {torch.float32}
+    assert not torch.equal(before["lm_head.weight"], after["lm_head.weight"])
+
+
+def test_model_is_as_before_outside_a_step() -> None:
+    model = make_model()
+    step(TorchLearner(model), random_batch())
+    assert model(torch.tensor([[1, 2, 3], [4, 5, 6]])).logits.shape == (2, 3, VOCABULARY)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# Micro-batches
+
+
+def test_split_keeps_every_sample_once_and_the_budget() -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        samples = [
+            Sample((1,) * rng.randint(1, 9), (2,) * n, (0.0,) * n, None, 0.0, True)
+            for n in (rng.randint(1, 30) for _ in range(rng.randint(1, 40)))
+        ]
+        budget = rng.choice([1, 20, 60, 10_000])
+        chunks = list(split(samples, budget))
+        assert sorted(map(id, samples)) == sorted(id(sample) for chunk in chunks for sample in chunk)
+        for chunk in chunks:
+            longest = max(sample.length for sample in chunk)
+            assert chunk[0].length == longest
+            assert len(chunk) == 1 or len(chunk) * longest <= budget
+
+
+# Weights and checkpoints
+
+
+def test_weights_are_a_snapshot_and_hold_tied_parameters_once() -> None:
+    model = make_model("qwen2")
+    learner = TorchLearner(model, lr=1e-2)
+    snapshot = asyncio.run(learner.weights())
+    assert "model.embed_tokens.weight" in snapshot
+    assert "lm_head.weight" not in snapshot
+    kept = {name: tensor.clone() for name, tensor in snapshot.items()}
+    step(learner, random_batch())
+    assert all(torch.equal(snapshot[name], kept[name]) for name in kept)
+    assert not any(tensor.requires_grad for tensor in snapshot.values())
+
+    other = make_model("qwen2", seed=1)
+    missing = other.load_state_dict(asyncio.run(learner.weights()), strict=False)
+    assert missing.missing_keys == ["lm_head.weight"]
+    assert missing.unexpected_keys == []
+    tokens = torch.tensor([[1, 2, 3]])
+    assert torch.equal(other.eval()(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_save_and_restore_go_on_bit_for_bit(family: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"lr": 1e-2, "schedule": "cosine", "n_warmup": 2, "n_steps": 5, "weight_decay": 0.1}
+    batches = [random_batch(seed) for seed in (8, 9, 10)]
+    straight = TorchLearner(make_model(family), **settings)
+    straight_metrics = [step(straight, batch) for batch in batches]
+
+    first = TorchLearner(make_model(family), **settings)
+    step(first, batches[0])
+    first.save(tmp_path / "checkpoint")
+    second = TorchLearner(make_model(family, seed=1), **settings)
+    second.restore(tmp_path / "checkpoint")
+    assert second.version == 1
+    second_metrics = [step(second, batch) for batch in batches[1:]]
+
+    for got, expected in zip(second_metrics, straight_metrics[1:], strict=True):
+        assert {**got, "step_s": 0} == {**expected, "step_s": 0}
+    weights, expected_weights = asyncio.run(second.weights()), asyncio.run(straight.weights())
+    assert weights.keys() == expected_weights.keys()
+    assert all(torch.equal(weights[name], expected_weights[name]) for name in weights)
+    assert second.version == straight.version == 3
+
+
+def test_checkpoint_is_replaced_whole_and_holds_no_pickle(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "checkpoint"
+    learner = TorchLearner(make_model(), lr=1e-2)
+    learner.save(folder)
+    (folder / "leftover").write_text("")
+    step(learner, random_batch())
+    learner.save(folder)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "learner.json", "optimizer.safetensors", "weights.safetensors",
+    ]  # fmt: skip
+    assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
+    other = TorchLearner(make_model(seed=1))
+    other.restore(folder)
+    assert other.version == 1
+
+
+def test_a_save_that_breaks_off_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = TorchLearner(make_model(), lr=1e-2)
+    learner.save(tmp_path / "checkpoint")
+    step(learner, random_batch())
+
+    def full_disk(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("nevergiveup.learner.policy.save_file", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        learner.save(tmp_path / "checkpoint")
+    monkeypatch.undo()
+    other = TorchLearner(make_model(seed=1))
+    other.restore(tmp_path / "checkpoint")
+    assert other.version == 0
+    learner.save(tmp_path / "checkpoint")
+    other.restore(tmp_path / "checkpoint")
+    assert other.version == 1
+
+
+def test_restore_refuses_another_model_and_changes_nothing(tmp_path: Path) -> None:
+    TorchLearner(make_model("qwen2"), version=4).save(tmp_path / "checkpoint")
+    learner = TorchLearner(make_model())
+    before = asyncio.run(learner.weights())
+    with pytest.raises(ValueError, match=r"lm_head\.weight is absent in the checkpoint and 31x32 in the model"):
+        learner.restore(tmp_path / "checkpoint")
+    assert learner.version == 0
+    after = asyncio.run(learner.weights())
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_export_loads_with_from_pretrained(family: str, tmp_path: Path) -> None:
+    model = make_model(family)
+    learner = TorchLearner(model, lr=1e-2)
+    step(learner, random_batch())
+    learner.export(tmp_path / "model")
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    tokens = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+def test_export_holds_the_tokenizer(tmp_path: Path) -> None:
+    tokenizer = chains_tokenizer(["<bos>", "<pad>", "<eos>", *(f"w{i}" for i in range(VOCABULARY - 3))])
+    TorchLearner(make_model(), tokenizer).export(tmp_path / "model")
+    assert AutoTokenizer.from_pretrained(tmp_path / "model")("w0 w2").input_ids == [3, 5]
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"schedule": "linear"}, 'schedule = \'linear\': use "constant" or "cosine"'),
+        ({"schedule": "cosine"}, "n_steps = None"),
+        ({"schedule": "cosine", "n_warmup": 10, "n_steps": 10}, "n_steps = 10"),
+        ({"truncated": "drop"}, "truncated = 'drop'"),
+        ({"lr": -1.0}, "lr = -1.0"),
+        ({"lr": math.nan}, "lr = nan"),
+        ({"n_warmup": -1}, "n_warmup = -1"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm = 0.0"),
+        ({"clip_low": 1.5}, "clip_low = 1.5"),
+        ({"clip_high": 0.0}, "clip_high = 0.0"),
+        ({"temperature": 0.0}, "temperature = 0.0"),
+        ({"micro_batch_tokens": 0}, "micro_batch_tokens = 0"),
+    ],
+)
+def test_bad_settings_are_refused(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TorchLearner(make_model(), **setting)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (make_batch([([], [(make_completion([4, 2]), 0.5)])]), "prompt 0 has no tokens"),
+        (make_batch([([1], [(make_completion([4, 2], [-1.0]), 0.5)])]), "2 tokens comes with 1 log-probabilities"),
+        (make_batch([([1], [(make_completion([4, 2], mask=[True]), 0.5)])]), "a mask of 1"),
+        (make_batch([([1], [(make_completion([4, 2]), math.nan)])]), "weight nan"),
+        (
+            Batch(0, (TrainGroup(Prompt("p", tokens=(1,)), (Attempt(1, 0),), (0.5,), 0.5, 1, 1),)),
+            "an attempt without a completion",
+        ),
+    ],
+)
+def test_bad_batches_are_refused(batch: Batch, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        step(TorchLearner(make_model()), batch)
