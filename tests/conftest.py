@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "fixed",
-    max_examples=50,
+    max_examples=40,
     derandomize=True,
     deadline=None,
     database=None,

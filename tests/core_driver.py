@@ -45,7 +45,7 @@ class Drive:
 
     def __init__(
         self,
-        make: Callable[[Callable[[Event], None]], Scheduler],
+        make: Callable[..., Scheduler],
         rewards: Rewards,
         seed: int = 0,
         trouble: float = 0.1,
@@ -59,7 +59,7 @@ class Drive:
         self._rewards = rewards
         self._trouble = trouble
         self._rng = Random(seed)
-        self.scheduler = make(self.events.append)
+        self.scheduler = make(on_event=self.events.append)
 
     def step(self) -> None:
         u = self._rng.random()
@@ -90,16 +90,14 @@ class Drive:
                 return
             n_kept = rng.randrange(request.n) if kind == 1 else 0
             n_unverified = rng.randint(0, request.n - n_kept)
-            self.decisions.append(
-                self.scheduler.deliver(request.id, attempts(rewards[:n_kept], version), n_unverified)
-            )
+            self.decisions.append(self.scheduler.deliver(request.id, attempts(rewards[:n_kept], version), n_unverified))
             return
         self.decisions.append(self.scheduler.deliver(request.id, attempts(rewards, version)))
 
     def restore(self) -> None:
         """Stop here and go on in a new scheduler, from a checkpoint that has been through JSON."""
         state = json.loads(json.dumps(self.scheduler.state_dict()))
-        self.scheduler = self._make(lambda event: None)  # what is issued again is no new event
+        self.scheduler = self._make(on_event=None)  # what is issued again is no new event
         self.scheduler.load_state_dict(state)
         self.scheduler.check_balance()
         for request, _ in self.in_flight:

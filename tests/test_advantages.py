@@ -1,4 +1,4 @@
-"""Advantages: the published vectors, and the properties that every group must have. Exact values are fractions, rounded once."""
+"""Advantages: the published vectors, and the properties that every group must have. Exact values are rounded once."""
 
 from __future__ import annotations
 

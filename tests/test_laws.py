@@ -11,15 +11,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
+from itertools import pairwise
 from random import Random
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from core_driver import Drive, Rewards, binary, graded, prompts_named
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from core_driver import Drive, Rewards, binary, graded, prompts_named
 from nevergiveup.advantages import centred
 from nevergiveup.events import Event, Failed, Judged, Trained, WentStale, decode, encode
 from nevergiveup.scheduler import MAX_TROUBLE, RetryOrder, Scheduler
@@ -37,6 +38,7 @@ from nevergiveup.types import (
     exact,
 )
 
+AnyStrategy = FixedK | DynamicSampling | NeverGiveUp
 
 seeds = st.integers(0, 2**16)
 
@@ -99,15 +101,14 @@ class SchedulerLaws(RuleBasedStateMachine):
         window = rng.choice([0, 1, 2, 4, None])
         k = rng.choice([2, 3, 4])
         self.max_reward = rng.choice([1, 1, 1, 12])
-        self.strategy = rng.choice(
-            [
-                FixedK(k, std=rng.random() < 0.5, window=window),
-                DynamicSampling(k, window=window),
-                NeverGiveUp(k, p=rng.choice([0.0, 0.5]), window=window),
-                NeverGiveUp(k, p=0.8, window=window),
-                NeverGiveUp(k, p=rng.choice([0.6, 1.0]), window=window, max_attempts=rng.choice([1, 2, 5])),
-            ]
-        )
+        strategies: list[AnyStrategy] = [
+            FixedK(k, std=rng.random() < 0.5, window=window),
+            DynamicSampling(k, window=window),
+            NeverGiveUp(k, p=rng.choice([0.0, 0.5]), window=window),
+            NeverGiveUp(k, p=0.8, window=window),
+            NeverGiveUp(k, p=rng.choice([0.6, 1.0]), window=window, max_attempts=rng.choice([1, 2, 5])),
+        ]
+        self.strategy = rng.choice(strategies)
         self.prompts = [Prompt(f"p{i}", max_reward=self.max_reward) for i in range(rng.choice([1, 2, 5, 12, 30]))]
         n_groups = rng.choice([1, 2, 3])
         self.arguments: dict[str, Any] = {
@@ -380,7 +381,7 @@ class SchedulerLaws(RuleBasedStateMachine):
             assert len(weights) == len(rewards)
             assert abs(sum(weights)) < 1e-9 * max(1, self.max_reward), "the weights do not sum to zero"
             pairs = sorted(zip(rewards, weights, strict=True))
-            for (reward, weight), (next_reward, next_weight) in zip(pairs, pairs[1:], strict=False):
+            for (reward, weight), (next_reward, next_weight) in pairwise(pairs):
                 assert (reward < next_reward) == (weight < next_weight), "the order of rewards is lost"
             if len(chain.fresh) == len(chain.samples) and isinstance(self.strategy, NeverGiveUp):
                 assert tuple(weights) == centred(rewards), "anchored is not centred though nothing is stale"
@@ -481,7 +482,7 @@ class SchedulerLaws(RuleBasedStateMachine):
 
 
 TestSchedulerLaws = SchedulerLaws.TestCase
-TestSchedulerLaws.settings = settings(max_examples=50, stateful_step_count=20)
+TestSchedulerLaws.settings = settings(max_examples=40, stateful_step_count=15)
 
 
 @pytest.mark.parametrize("block", range(6))
@@ -510,14 +511,13 @@ def some_run(case: int) -> Drive:
     rng = Random(case)
     prompts = prompts_named(rng.choice([1, 3, 7, 20]))
     window = rng.choice([0, 1, 4, None])
-    strategy: Strategy = rng.choice(
-        [
-            FixedK(3, window=window),
-            DynamicSampling(4, window=window),
-            NeverGiveUp(4, p=0.7, window=window),
-            NeverGiveUp(2, p=0.9, window=window, max_attempts=5),
-        ]
-    )
+    strategies: list[AnyStrategy] = [
+        FixedK(3, window=window),
+        DynamicSampling(4, window=window),
+        NeverGiveUp(4, p=0.7, window=window),
+        NeverGiveUp(2, p=0.9, window=window, max_attempts=5),
+    ]
+    strategy = rng.choice(strategies)
     arguments: dict[str, Any] = {
         "n_groups": rng.choice([1, 2, 4]),
         "batch_draws": rng.choice([None, None, 12]),
@@ -529,7 +529,7 @@ def some_run(case: int) -> Drive:
         "seed": case,
     }
     rewards = rng.choice([binary, graded])
-    return Drive(lambda sink: Scheduler(strategy, prompts, on_event=sink, **arguments), rewards, case)
+    return Drive(partial(Scheduler, strategy, prompts, **arguments), rewards, case)
 
 
 def log(drive: Drive) -> str:
@@ -570,7 +570,7 @@ def test_never_trying_again_is_dynamic_sampling(rewards: Rewards, window: int | 
     logs = []
     for strategy in (NeverGiveUp(4, p=0.0, window=window), DynamicSampling(4, window=window)):
         make = partial(Scheduler, strategy, prompts_named(40), n_groups=4, lag=2, max_epochs=6)
-        drive = Drive(lambda sink, make=make: make(on_event=sink), rewards, seed=5, trouble=0.2)
+        drive = Drive(make, rewards, seed=5, trouble=0.2)
         drive.run()
         logs.append(log(drive))
     assert logs[0] == logs[1]
@@ -583,10 +583,8 @@ def test_never_trying_again_is_dynamic_sampling(rewards: Rewards, window: int | 
 @pytest.mark.parametrize("retry_order", ["back", "front"])
 def test_lag_0_is_the_synchronous_run(strategy: Strategy, retry_order: RetryOrder) -> None:
     """Every attempt that is trained on comes from the policy that is about to be updated."""
-    make = partial(
-        Scheduler, strategy, prompts_named(30), n_groups=4, lag=0, max_epochs=3, retry_order=retry_order
-    )
-    drive = Drive(lambda sink: make(on_event=sink), binary, trouble=0.05)
+    make = partial(Scheduler, strategy, prompts_named(30), n_groups=4, lag=0, max_epochs=3, retry_order=retry_order)
+    drive = Drive(make, binary, trouble=0.05)
     drive.run()
     trained = [event for event in drive.events if isinstance(event, Trained)]
     assert len(trained) > 20

@@ -396,6 +396,7 @@ def test_a_nan_sampler_logprob_is_neutral_and_counted() -> None:
     metrics, got = step_and_gradient(TorchLearner(model, lr=0.0), model, spoiled)
     assert expected_metrics["n_nan_logprobs"] == 0
     assert metrics["n_nan_logprobs"] == 1
+    assert metrics["ratio_mean"] == pytest.approx(1, abs=1e-6)
     assert metrics["n_tokens"] == 5
     assert metrics["skipped"] == 0
     assert all(math.isfinite(value) for value in metrics.values())
@@ -431,7 +432,7 @@ def test_learning_rate_of_zero_leaves_weights_and_gap_alone() -> None:
 
 
 def test_gradient_is_clipped_to_the_norm() -> None:
-    """With plain weights and Adam's first step the size of an update does not depend on the norm, so look at exp_avg."""
+    """Seen in the first moment: the size of Adam's first update does not depend on the norm of the gradient."""
     batch, first_moments = random_batch(6), []
     for max_grad_norm in (math.inf, 1e-3):
         model = make_model()
@@ -605,6 +606,16 @@ def test_restore_refuses_another_model_and_changes_nothing(tmp_path: Path) -> No
     assert learner.version == 0
     after = asyncio.run(learner.weights())
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_restore_refuses_state_of_a_frozen_parameter(tmp_path: Path) -> None:
+    learner = TorchLearner(make_model())
+    step(learner, random_batch())
+    learner.save(tmp_path / "checkpoint")
+    frozen = make_model()
+    frozen.lm_head.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"exp_avg/lm_head\.weight belongs to no trained parameter"):
+        TorchLearner(frozen).restore(tmp_path / "checkpoint")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])

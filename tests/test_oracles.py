@@ -9,7 +9,7 @@ Monte Carlo: seeded, and within 4 standard errors of the closed form.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
@@ -17,8 +17,8 @@ from math import comb, log1p, sqrt
 from random import Random
 
 import pytest
-from core_driver import attempts, prompts_named
 
+from core_driver import attempts, prompts_named
 from nevergiveup.advantages import anchored, centred
 from nevergiveup.scheduler import Scheduler
 from nevergiveup.strategies import DynamicSampling, NeverGiveUp, Strategy
@@ -257,7 +257,7 @@ def check_chain(outcome: Outcome, p: Fraction, k: int, rho: Fraction, *, kept: b
         near(sum(rounds) / len(rounds), float(odds.n_attempts_if_trained), sd, len(rounds))
 
 
-N_GROUPS = 6000
+N_GROUPS = 4000
 """Groups that a Monte-Carlo row may generate: it bounds the time, and the rows differ in attempts per chain."""
 
 
@@ -293,7 +293,7 @@ def test_chains_through_the_scheduler(p: Fraction, k: int, rho: Fraction, histor
 @pytest.mark.parametrize(("p", "k"), [(F(95, 100), 4), (F(1, 2), 4), (F(1, 100), 4), (F(95, 100), 32)])
 def test_dynamic_sampling_through_the_scheduler(p: Fraction, k: int) -> None:
     """Oracles 1.1 to 1.3."""
-    outcome = run(DynamicSampling(k), [float(p)] * 3000, k=k, seed=3)
+    outcome = run(DynamicSampling(k), [float(p)] * 1500, k=k, seed=3)
     share_near(outcome.share("trained"), float(mixed(k, p)), outcome.n)
     share_near(outcome.share("solved"), float(p**k), outcome.n)
     share_near(outcome.share("given_up"), float((1 - p) ** k), outcome.n)
@@ -344,7 +344,8 @@ def test_the_baseline_of_trained_chains_is_no_pass_rate() -> None:
     total = sum(probability for _, _, probability in trained)
     mean_b = sum(c / (k * r) * probability for r, c, probability in trained) / total
     pooled = sum(c * q for _, c, q in trained) / sum(k * r * q for r, _, q in trained)
-    assert (mean_b, pooled) == (pytest.approx(0.0592, abs=1e-4), pytest.approx(0.0221, abs=1e-4))
+    assert mean_b == pytest.approx(0.0592, abs=1e-4)
+    assert pooled == pytest.approx(0.0221, abs=1e-4)
     outcome = run(NeverGiveUp(k, rho, window=None), [p] * 1200, seed=7)
     sd = sqrt(sum((c / (k * r)) ** 2 * q for r, c, q in trained) / total - mean_b**2)
     near(sum(row[3] for row in outcome.trained) / len(outcome.trained), mean_b, sd, len(outcome.trained))
@@ -404,9 +405,7 @@ def shares(k: int, rho: Fraction) -> Shares:
         (4, ".9", [0.0770, 0.0816, 0.1880, 0.6533], [0.0875, 0.4372, 0.3959, 0.0794], 24.495),
     ],
 )
-def test_reference_shares(
-    k: int, rho: str, generated: list[float], trained: list[float], n_completions: float
-) -> None:
+def test_reference_shares(k: int, rho: str, generated: list[float], trained: list[float], n_completions: float) -> None:
     """Oracle 3.5."""
     exact = shares(k, F(rho))
     assert [float(share) for share in exact.generated] == pytest.approx(generated, abs=5.1e-5)
@@ -421,11 +420,11 @@ def test_reference_shares(
 
 
 def test_shares_through_the_scheduler() -> None:
-    """Oracles 3.1 to 3.6; the standard errors come from 12 independent streams."""
+    """Oracles 3.1 to 3.6; the standard errors come from 10 independent streams."""
     exact = shares(4, F(95, 100))
     ids = {f"p{i}": i % 4 for i in range(240)}
     measured: list[list[float]] = []
-    for seed in range(12):
+    for seed in range(10):
         n_generated, n_trained = [0] * 4, [0] * 4
         scheduler = Scheduler(
             NeverGiveUp(4, 0.95, window=0), prompts_named(240), n_groups=1, max_pending=240, max_epochs=1, seed=seed
@@ -444,7 +443,9 @@ def test_shares_through_the_scheduler() -> None:
                     scheduler.publish(scheduler.version)
             scheduler.publish(scheduler.version + 1)
         chains = scheduler.ledger.chains
-        assert chains["opened"] == chains["trained"] + chains["solved"] + chains["solved_after_retry"] + chains["given_up"]
+        assert (
+            chains["opened"] == chains["trained"] + chains["solved"] + chains["solved_after_retry"] + chains["given_up"]
+        )
         assert sum(n_generated) == chains["opened"] + chains["retries"] == scheduler.ledger.drawn // 4
         measured.append(
             [n / sum(n_generated) for n in n_generated]
@@ -461,7 +462,7 @@ def test_shares_through_the_scheduler() -> None:
 
 
 def rounds_of_one_prompt(
-    strategy: Strategy, rounds: list[list[Exact]], steps_between: int = 1, max_reward: Exact = 1
+    strategy: Strategy, rounds: Sequence[Sequence[Exact]], steps_between: int = 1, max_reward: Exact = 1
 ) -> tuple[Scheduler, Batch | None]:
     """Delivers the rounds in order, with so many policy steps between any two of them, and takes."""
     scheduler = Scheduler(strategy, prompts_named(1, max_reward=max_reward), n_groups=1)
@@ -509,7 +510,7 @@ def test_published_vectors_through_the_scheduler(n_rounds: int, positive: float,
 def test_per_test_rewards_through_the_scheduler() -> None:
     """Oracle 6.5."""
     strategy = NeverGiveUp(4, p=1.0, window=0, max_attempts=100)
-    rounds: list[list[Exact]] = [[F(7, 12)] * 4, [F(n, 12) for n in (7, 7, 8, 6)]]
+    rounds = [[F(7, 12)] * 4, [F(n, 12) for n in (7, 7, 8, 6)]]
     _, batch = rounds_of_one_prompt(strategy, rounds)
     assert batch is not None
     assert batch.groups[0].weights == (0.0, 0.0, 1 / 12, -1 / 12)
@@ -531,7 +532,7 @@ def test_rewards_on_a_lattice() -> None:
     assert round(float(n_attempts), 5) == 1.07287
     assert round(float(give_up), 6) == 0.008097
 
-    n = 5000
+    n = 1500
     scheduler = Scheduler(
         NeverGiveUp(k, float(rho), window=None), prompts_named(n), n_groups=1, max_pending=64, max_epochs=1
     )

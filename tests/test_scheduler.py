@@ -14,8 +14,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from core_driver import attempts, binary, prompts_named
 
+from core_driver import attempts, binary, prompts_named
 from nevergiveup.events import Dispatched, Event, Failed, Judged, Published, Trained, WentStale
 from nevergiveup.scheduler import MAX_TROUBLE, Scheduler
 from nevergiveup.strategies import DynamicSampling, FixedK, NeverGiveUp
@@ -524,7 +524,9 @@ def test_a_checkpoint_keeps_tokens_and_exact_numbers() -> None:
     plain = Completion((7,), (-0.5,), "no", "length", 0, 0)
     scheduler, _ = scheduler_for(NeverGiveUp(), 2, n_groups=2, seed=3)
     first, second = requests(scheduler)
-    scheduler.deliver(first.id, [Attempt(0.1, 0, completion), Attempt(Fraction(1, 3), None, plain), Attempt(0, 0)])
+    scheduler.deliver(
+        first.id, [Attempt(Fraction(0.1), 0, completion), Attempt(Fraction(1, 3), None, plain), Attempt(0, 0)]
+    )
     state = json.loads(json.dumps(scheduler.state_dict()))
     restored, _ = scheduler_for(NeverGiveUp(), 2, n_groups=2, seed=3)
     restored.load_state_dict(state)

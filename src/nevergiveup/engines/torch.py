@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicCache, get_layer_types_and_kwargs
 
 from nevergiveup.protocols import InfrastructureError, Weights
@@ -30,8 +32,11 @@ from nevergiveup.types import Completion, Finish, Prompt, completion_seeds
 PREFILL_TOKENS = 2048
 """Padded prompt tokens in one prefill pass at most (one prompt always fits): bounds memory and the time to the next yield."""
 
-LENGTH_STEP = 16
-"""Attended cache lengths and cache capacities are multiples of this."""
+COLUMN_STEP = 16
+"""The length of the key/value cache is a multiple of this."""
+
+BLOCK = 256
+"""Tokens in one block of the vocabulary when sampling."""
 
 
 _COUNTERS = ("completions", "tokens", "prompts", "prompt_tokens", "decode_steps", "slot_steps", "busy_s", "waiting_s")
@@ -72,6 +77,7 @@ class TorchEngine:
         self.max_context: int = config.get_text_config(decoder=True).max_position_embeddings
         if max_context is not None:
             self.max_context = max_context
+        AttentionInterface.register(_ATTENTION, _attend)
         _refuse_unless_servable(model, self.max_context)
         self._model = model.eval()
         self._device = next(model.parameters()).device
@@ -87,7 +93,7 @@ class TorchEngine:
         self._ready: deque[_Sequence] = deque()  # prefilled, first token sampled, waiting for a slot
         self._running: list[_Sequence | None] = [None] * n_slots
         self._n_running = 0
-        self._cache = _SlotCache()
+        self._cache = _SlotCache(n_slots)
         # By slot, on the device: newest token (not yet in the cache), its position, index among the new, seed.
         self._token_B = torch.zeros(n_slots, dtype=torch.long, device=self._device)
         self._position_B = torch.zeros_like(self._token_B)
@@ -246,23 +252,12 @@ class TorchEngine:
             n_free -= len(request.seeds)
         window.sort(key=lambda request: -len(request.prompt.tokens))
         longest = len(window[0].prompt.tokens)
-        least = longest - max(LENGTH_STEP, longest // 4)
+        least = longest - max(COLUMN_STEP, longest // 4)
         batch = [r for r in window[: max(1, PREFILL_TOKENS // longest)] if len(r.prompt.tokens) >= least]
         for request in batch:
             self._queue.remove(request)
 
-        lengths = [len(request.prompt.tokens) for request in batch]
-        padded = [(*request.prompt.tokens, *(0,) * (longest - n)) for request, n in zip(batch, lengths, strict=True)]
-        prefilled = DynamicCache()
-        # Padding is on the right, where causal attention never looks; its keys are overwritten or masked later.
-        logits_BV = self._model(
-            input_ids=self._on_device(padded),
-            position_ids=torch.arange(longest, device=self._device)[None],
-            cache=prefilled,
-            use_cache=True,
-            logits_to_keep=self._on_device(lengths)[:, None] - 1,
-        ).logits[:, 0]
-
+        prefilled, logits_BV = _prefill(self._model, [request.prompt.tokens for request in batch])
         sequences = [
             _Sequence(request, i, seed, self.version, prefilled, row)
             for row, request in enumerate(batch)
@@ -278,7 +273,7 @@ class TorchEngine:
                 sequence.token, sequence.logprob = token, logprob
                 self._ready.append(sequence)
         self._counters["prompts"] += len(batch)
-        self._counters["prompt_tokens"] += sum(lengths)
+        self._counters["prompt_tokens"] += sum(len(request.prompt.tokens) for request in batch)
 
     def _place(self) -> None:
         """Give free slots to sequences that are ready: their prompt's keys and values are copied into the slot."""
@@ -299,8 +294,6 @@ class TorchEngine:
         self._index_B[slots] = 1
         for prefilled, group in itertools.groupby(placed, key=lambda pair: pair[1].prefilled):
             pairs = list(group)
-            n_columns = prefilled.get_seq_length() + self._max_new
-            self._cache.reserve(self._n_slots, n_columns, prefilled)
             self._cache.fill(
                 self._on_device([slot for slot, _ in pairs]),
                 prefilled,
@@ -321,24 +314,14 @@ class TorchEngine:
         to, source = self._on_device(holes), self._on_device(movers)
         for state in (self._token_B, self._position_B, self._index_B, self._seed_B):
             state[to] = state[source]
-        self._cache.move(source, to, int(self._position[holes].max()))
+        self._cache.move(source, to)
 
     def _decode(self) -> None:
         """One token for every sequence that has a slot."""
         self._close_ranks()
         n = self._n_running
-        position_B = self._position_B[:n]
-        n_columns = _round_up(int(self._position[:n].max()) + 1)
-        is_past_BL = torch.arange(n_columns, device=self._device) <= position_B[:, None]
-        mask_BL = torch.where(is_past_BL, 0.0, torch.finfo(self._model.dtype).min).to(self._model.dtype)
-        self._cache.aim(position_B, n_columns)
-        logits_BV = self._model(
-            input_ids=self._token_B[:n, None],
-            attention_mask=mask_BL[:, None, None],
-            position_ids=position_B[:, None],
-            cache=self._cache,
-            use_cache=True,
-        ).logits[:, -1]
+        self._cache.fit(int(self._position[:n].max()) + 1)
+        logits_BV = _decode(self._model, self._cache, self._token_B[:n], self._position_B[:n])
         tokens_B, logprobs_B = sample_tokens(
             logits_BV, self._temperature, uniforms(self._seed_B[:n], self._index_B[:n])
         )
@@ -408,51 +391,122 @@ class _Sequence:
 
 
 class _SlotCache(Cache):
-    """Keys and values of the running sequences: for each layer [slots, heads, columns, head_dim], position = column."""
+    """Keys and values of the running sequences, position = column; for each layer [slots * heads, columns, head_dim].
 
-    def __init__(self) -> None:
+    There are always just as many columns as the longest sequence needs now (to the next step): attention reads whole,
+    contiguous tensors, which batched products need to be fast, and short sequences are cheap.
+    """
+
+    def __init__(self, n_slots: int) -> None:
         super().__init__(layers=[])
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self._n_slots = n_slots
+        self._n_heads = 0
         self._n_columns = 0
+        self._sides: tuple[list[Tensor], list[Tensor]] = ([], [])  # keys, values
 
-    def reserve(self, n_slots: int, n_columns: int, like: DynamicCache) -> None:
-        """Room for n_columns tokens in every slot. Zeros, not empty: a masked NaN would still be a NaN."""
-        if n_columns <= self._n_columns:
+    def fit(self, n_columns: int) -> None:
+        """Make room for n_columns; give room back when less than half is needed."""
+        if self._n_columns // 2 < n_columns <= self._n_columns:
             return
-        self._n_columns = _round_up(n_columns)
-        for side, name in ((self._keys, "keys"), (self._values, "values")):
-            old, side[:] = list(side), []
-            for i, layer in enumerate(like.layers):
-                one = getattr(layer, name)
-                side.append(one.new_zeros(n_slots, one.shape[1], self._n_columns, one.shape[3]))
-                if old:
-                    side[i][:, :, : old[i].shape[2]] = old[i]
+        self._n_columns = -(-max(n_columns, n_columns * 17 // 16) // COLUMN_STEP) * COLUMN_STEP
+        for side in self._sides:
+            for i, old in enumerate(side):
+                n_kept = min(old.shape[1], self._n_columns)
+                # Zeros, not empty: a masked NaN would still be a NaN.
+                side[i] = old.new_zeros(old.shape[0], self._n_columns, old.shape[2])
+                side[i][:, :n_kept] = old[:, :n_kept]
 
     def fill(self, slots: Tensor, prefilled: DynamicCache, rows: Tensor) -> None:
+        """Copy the given rows of a prefilled cache into slots."""
         n = prefilled.get_seq_length()
-        for i, layer in enumerate(prefilled.layers):
-            self._keys[i][slots, :, :n] = layer.keys[rows]
-            self._values[i][slots, :, :n] = layer.values[rows]
+        if not self._n_heads:
+            self._n_heads = prefilled.layers[0].keys.shape[1]
+            for side, name in zip(self._sides, ("keys", "values"), strict=True):
+                for layer in prefilled.layers:
+                    _, n_heads, _, head_dim = getattr(layer, name).shape
+                    side.append(getattr(layer, name).new_zeros(self._n_slots * n_heads, 0, head_dim))
+        self.fit(max(n, self._n_columns))
+        for side, name in zip(self._sides, ("keys", "values"), strict=True):
+            for i, layer in enumerate(prefilled.layers):
+                by_slot = side[i].unflatten(0, (self._n_slots, self._n_heads))
+                by_slot[slots, :, :n] = getattr(layer, name)[rows]
 
-    def move(self, source: Tensor, to: Tensor, n_columns: int) -> None:
-        for side in (*self._keys, *self._values):
-            side[to, :, :n_columns] = side[source, :, :n_columns]
+    def move(self, source: Tensor, to: Tensor) -> None:
+        for side in self._sides:
+            for one in side:
+                by_slot = one.unflatten(0, (self._n_slots, self._n_heads))
+                by_slot[to] = by_slot[source]
 
-    def aim(self, position_B: Tensor, n_columns: int) -> None:
-        """The next pass writes row b at column position_B[b], and sees the first n_columns columns of the first B slots."""
-        self._rows_B = torch.arange(len(position_B), device=position_B.device)
-        self._position_B = position_B
-        self._seen = n_columns
+    def aim(self, position_B: Tensor, dtype: torch.dtype) -> Tensor:
+        """The next pass writes row b at column position_B[b] of slot b. Returns its additive mask [B * heads, 1, 1, columns]."""
+        n = len(position_B) * self._n_heads
+        position_N = position_B.repeat_interleave(self._n_heads)
+        self._target_N = torch.arange(0, n * self._n_columns, self._n_columns, device=position_B.device) + position_N
+        is_ahead = torch.arange(self._n_columns, device=position_B.device) > position_N[:, None]
+        return (is_ahead.to(dtype) * torch.finfo(dtype).min)[:, None, None]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
-        keys[self._rows_B, :, self._position_B] = key_states[:, :, 0]
-        values[self._rows_B, :, self._position_B] = value_states[:, :, 0]
-        n = len(self._rows_B)
-        return keys[:n, :, : self._seen], values[:n, :, : self._seen]
+        seen = []
+        for side, new in zip(self._sides, (key_states, value_states), strict=True):
+            all_slots, head_dim = side[layer_idx], new.shape[3]
+            all_slots.view(-1, head_dim).index_copy_(0, self._target_N, new.reshape(-1, head_dim))
+            seen.append(all_slots[: len(self._target_N)])
+        return seen[0], seen[1]
+
+
+def _prefill(model: Any, prompts: Sequence[Sequence[int]]) -> tuple[DynamicCache, Tensor]:
+    """Keys and values of the prompts, and the logits [B, V] after the last token of each."""
+    device, longest = model.device, max(map(len, prompts))
+    padded = [(*prompt, *(0,) * (longest - len(prompt))) for prompt in prompts]
+    prefilled = DynamicCache()
+    # Padding is on the right, where causal attention never looks; its keys are overwritten or masked later.
+    output = model(
+        input_ids=torch.tensor(padded, device=device),
+        position_ids=torch.arange(longest, device=device)[None],
+        cache=prefilled,
+        use_cache=True,
+        logits_to_keep=torch.tensor([[len(prompt) - 1] for prompt in prompts], device=device),
+    )
+    return prefilled, output.logits[:, 0]
+
+
+def _decode(model: Any, cache: _SlotCache, token_B: Tensor, position_B: Tensor) -> Tensor:
+    """Logits [B, V] after one more token for each of the first B slots."""
+    config = model.config.get_text_config(decoder=True)
+    usual, config._attn_implementation = config._attn_implementation, _ATTENTION
+    try:
+        output = model(
+            input_ids=token_B[:, None],
+            attention_mask=cache.aim(position_B, model.dtype),
+            position_ids=position_B[:, None],
+            cache=cache,
+            use_cache=True,
+        )
+    finally:
+        config._attn_implementation = usual
+    return output.logits[:, -1]
+
+
+_ATTENTION = "nevergiveup_decode"
+_HARMLESS = {"dropout", "is_causal", "sliding_window", "position_ids", "use_cache", "output_attentions"}
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **options: Any
+) -> tuple[Tensor, None]:
+    """Attention of one new token a sequence: two batched products, which on CPUs are several times faster than the fused kernels.
+
+    query [B, heads, 1, dim]; key, value [B * key heads, columns, dim] and mask as _SlotCache gives them.
+    """
+    if unknown := [name for name, option in options.items() if option is not None and name not in _HARMLESS]:
+        raise ValueError(f"the model asks for attention with {unknown[0]!r}, which the engine does not offer")
+    n, _, _, head_dim = query.shape
+    query = query.reshape(key.shape[0], -1, head_dim)  # the query heads of one key head side by side
+    scores = torch.baddbmm(attention_mask[:, 0], query, key.transpose(1, 2), alpha=scaling)
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return torch.bmm(weights, value).view(n, 1, -1, value.shape[2]), None
 
 
 def uniforms(seed_N: Tensor, index_N: Tensor) -> Tensor:
@@ -486,19 +540,37 @@ def sample_tokens(logits_NV: Tensor, temperature: float, uniform_N: Tensor) -> t
     Temperature 0 takes the most likely token, with its log-probability at temperature 1.
     """
     logits_NV = logits_NV.float()
+    if temperature not in (0, 1):
+        logits_NV = logits_NV / temperature
+    top_N1 = logits_NV.amax(-1, keepdim=True)
+    weights_NV = (logits_NV - top_N1).exp_()
+    if (n_vocab := weights_NV.shape[1]) <= BLOCK:
+        total_N = weights_NV.sum(-1, dtype=torch.float64)
+        tokens_N, _ = _invert(weights_NV, uniform_N * total_N)
+    else:  # first a block of the vocabulary, then a token in it: one pass over all weights instead of three
+        blocks = F.pad(weights_NV, (0, -n_vocab % BLOCK)).unflatten(1, (-1, BLOCK))
+        sums = blocks.sum(-1)
+        total_N = sums.sum(-1, dtype=torch.float64)
+        block_N, rest_N = _invert(sums, uniform_N * total_N)
+        within_N, _ = _invert(blocks[torch.arange(len(blocks), device=blocks.device), block_N], rest_N)
+        tokens_N = block_N * BLOCK + within_N
     if temperature == 0:
         tokens_N = logits_NV.argmax(-1)
-    else:
-        if temperature != 1:
-            logits_NV = logits_NV / temperature
-        cumulative_NV = logits_NV.softmax(-1).cumsum(-1, dtype=torch.float64)
-        tokens_N = torch.searchsorted(cumulative_NV, uniform_N[:, None] * cumulative_NV[:, -1:], right=True)[:, 0]
-    logprobs_N = logits_NV.gather(-1, tokens_N[:, None])[:, 0] - logits_NV.logsumexp(-1)
+    tokens_N = tokens_N.clamp_(max=n_vocab - 1)  # NaN ends here; the caller looks at the log-probability
+    logprobs_N = logits_NV.gather(1, tokens_N[:, None])[:, 0] - top_N1[:, 0] - total_N.log().float()
     return tokens_N, logprobs_N
 
 
-def _round_up(n_columns: int) -> int:
-    return -(-n_columns // LENGTH_STEP) * LENGTH_STEP
+def _invert(weights_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Index where the running sum (float64) of each row first exceeds the target, and what is left of the target there.
+
+    An index of weight 0 is never returned.
+    """
+    cumulative_NV = weights_NV.cumsum(-1, dtype=torch.float64)
+    target_N1 = torch.minimum(target_N[:, None], cumulative_NV[:, -1:] * (1 - 2.0**-53))
+    index_N1 = torch.searchsorted(cumulative_NV, target_N1, right=True)
+    before_N1 = F.pad(cumulative_NV, (1, 0)).gather(1, index_N1)
+    return index_N1[:, 0], (target_N1 - before_N1)[:, 0]
 
 
 def _more(names: Sequence[str]) -> str:
@@ -513,13 +585,19 @@ def _default_eos_ids(model: Any) -> list[int]:
 
 
 def _refuse_unless_servable(model: Any, max_context: int) -> None:
-    """ValueError unless keys and values of all past tokens are the whole state of the model."""
+    """ValueError unless the keys and values of past tokens are all the state of the model, and plain attention its use."""
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
-    lacking = {"input_ids", "attention_mask", "position_ids", "cache", "logits_to_keep"} - set(
-        inspect.signature(model.forward).parameters
-    )
-    if lacking or model.config.is_encoder_decoder or getattr(model, "_is_stateful", False):
-        raise ValueError(f"{name} cannot be served: the engine needs a decoder-only model with a key/value cache")
+    needed = {"input_ids", "attention_mask", "position_ids", "cache", "logits_to_keep"}
+    if not (
+        needed <= set(inspect.signature(model.forward).parameters)
+        and model._supports_attention_backend
+        and not model.config.is_encoder_decoder
+        and not getattr(model, "_is_stateful", False)
+    ):
+        raise ValueError(
+            f"{name} cannot be served: the engine needs a decoder-only model with a key/value cache, positions as an "
+            "argument, and attention through transformers' AttentionInterface"
+        )
     if config._attn_implementation not in ("sdpa", "eager"):
         raise ValueError(
             f"{name} uses attention {config._attn_implementation!r}: load it with attn_implementation='sdpa' or 'eager'"
@@ -532,3 +610,24 @@ def _refuse_unless_servable(model: Any, max_context: int) -> None:
             )
         if kind not in ("full_attention", "sliding_attention"):
             raise ValueError(f"{name} has layers of type {kind!r}; the engine can serve full attention only")
+    _try_out(model)
+
+
+@torch.inference_mode()
+def _try_out(model: Any) -> None:
+    """ValueError unless two prompts of different lengths and one more token give what a plain forward pass gives."""
+    tokens = [1 + i % 3 for i in range(6)]
+    cuts = [5, 2]
+    cache, slots = _SlotCache(2), torch.arange(2, device=model.device)
+    prefilled, _ = _prefill(model, [tokens[:cut] for cut in cuts])
+    cache.fill(slots, prefilled, slots)
+    cache.fit(max(cuts) + 1)
+    next_B = torch.tensor([tokens[cut] for cut in cuts], device=model.device)
+    ours_BV = _decode(model, cache, next_B, torch.tensor(cuts, device=model.device))
+    plain_BV = model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False).logits[0, cuts]
+    error, spread = (ours_BV - plain_BV).abs().max().item(), (plain_BV.amax() - plain_BV.amin()).item()
+    if not error <= 0.02 * spread:
+        raise ValueError(
+            f"{type(model).__name__} cannot be served: with the key/value cache its logits are off by {error:.2g} "
+            f"(they span {spread:.2g})"
+        )

@@ -28,7 +28,7 @@ PLAIN_EVERY_SHARE = 0.05
 """A plain line after this share of the run, or after PLAIN_EVERY_S, whatever is first."""
 N_NOTES = 3
 
-FULL_WIDTH, FULL_HEIGHT = 72, 23
+FULL_WIDTH, FULL_HEIGHT = 78, 23
 """Columns and lines from which panels are drawn."""
 WIDE_WIDTH, WIDEST_WIDTH = 116, 136
 """Columns from which three panels stand side by side; from which every split of an evaluation is shown."""
@@ -163,7 +163,7 @@ class PlainView:
         now, share = self._clock(), self._progress.share or 0.0
         if self._printed_at:
             last_at, last_share = self._printed_at
-            if now - last_at < PLAIN_EVERY_S and share - last_share < PLAIN_EVERY_SHARE:
+            if now - last_at < PLAIN_EVERY_S and share - last_share < PLAIN_EVERY_SHARE - 1e-9:  # sums of steps
                 return
         self._printed_at = (now, share)
         self._print_row()
@@ -302,7 +302,7 @@ def _compact(
     parts: list[RenderableType] = [
         Text(f"{title}  {_duration(progress.elapsed_s)}", style="bold", no_wrap=True, overflow="ellipsis"),
         Text("  ".join(filter(None, (progress.in_words(), progress.left_in_words())))),
-        _bar(progress),
+        _progress_bar_line(progress),
         Text(row_line(row) or "waiting for the first batch"),
     ]
     parts += [Text(evaluation_line(split, evaluation), style="cyan") for split, evaluation in evaluations.items()]
@@ -362,6 +362,12 @@ def _progress_line(progress: _Progress) -> RenderableType:
         "" if share is None else _percent(share),
         progress.left_in_words(),
     )
+    return line
+
+
+def _progress_bar_line(progress: _Progress) -> RenderableType:
+    line = Table.grid(expand=True)  # the bar alone does not end its line
+    line.add_row(_bar(progress))
     return line
 
 

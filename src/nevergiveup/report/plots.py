@@ -15,7 +15,12 @@ import matplotlib.pyplot as plt
 COLOURS = ("#6b7280", "#d9480f", "#1971c2", "#2b8a3e", "#862e9c")
 """One a run, in the order given: the baseline is grey."""
 
-TITLES = {"easy": "easy (> .7)", "medium": "medium (.3-.7)", "hard": "hard (.02-.3)", "extra_hard": "extra hard (< .02)"}
+TITLES = {
+    "easy": "easy (> .7)",
+    "medium": "medium (.3-.7)",
+    "hard": "hard (.02-.3)",
+    "extra_hard": "extra hard (< .02)",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,190 @@
+"""The command `ngu`: what it prints, where runs go, and its exit status, in real processes where that matters."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nevergiveup.cli import BAD_INPUT, FAILED, INTERRUPTED, main
+from nevergiveup.config import resolve, settings_to_json
+from nevergiveup.recipes import RECIPES
+
+TINY = [
+    *("--model.warm-steps", "2", "--model.warm-batch", "8", "--task.n-prompts", "16", "--eval.n-prompts", "8"),
+    *("--batch.n-groups", "4", "--batch.batch-draws", "8", "--strategy", "fixed", "--eval.every", "0"),
+]
+
+
+def ngu(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nevergiveup.cli", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_recipes_are_listed_with_what_to_expect(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for recipe in RECIPES.values():
+        assert recipe.name in printed
+        assert recipe.expect.split()[0] in printed
+
+
+def test_train_without_a_recipe_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train"]) == BAD_INPUT
+    printed = capsys.readouterr().err
+    assert all(name in printed for name in RECIPES)
+
+
+def test_help_shows_the_values_and_the_strategy_of_this_very_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit) as done:
+        main(["train", "demo", "--strategy", "fixed", "--learner.lr", "0.25", "--help"])
+    assert done.value.code == 0
+    printed = capsys.readouterr().out
+    assert "(default: 0.25)" in printed
+    assert "--strategy.std" in printed
+    assert "--strategy.p " not in printed
+    assert "--resume DIR" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["train", "dmo"], "did you mean demo?"),
+        (["train", "--steps", "2"], "the recipe comes first"),
+        (["train", "demo", "--out"], "--out needs a value"),
+        (["train", "demo", "--config", "missing.toml"], "missing.toml cannot be read"),
+        (["train", "demo", "--resume", "runs/demo-1"], "leave out demo"),
+        (["train", "--resume", "runs/demo-1", "--steps", "3"], "leave out --steps"),
+        (["train", "--resume", "nowhere"], "nowhere is no run folder"),
+        (["train", "demo", "--out", "full"], "ngu train --resume full"),
+    ],
+)
+def test_bad_input(
+    words: list[str], part: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").touch()
+    assert main(words) == BAD_INPUT
+    printed = capsys.readouterr().err
+    assert part in printed
+    assert printed.startswith("ngu: ")
+    assert printed.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+# What each row of cases.md C38 asks for, on the command line: words, and what the one message must hold.
+DEFECTS = {
+    "one completion": (["--strategy.k", "1"], ["strategy.k = 1", "use 2 or more"]),
+    "never gives up": (["--strategy.p", "1.0"], ["strategy.p = 1.0", "never gives up", "use p < 1"]),
+    "no probability": (["--strategy.p", "1.2"], ["strategy.p = 1.2", "from 0 up to"]),
+    "negative age": (["--strategy.window", "-1"], ["strategy.window = -1", "0 or more"]),
+    "misspelt": (["--strategy.p_nug", "0.9"], ["strategy.p_nug", "did you mean --strategy.p (p_ngu)?"]),
+    "asks again without filter": (["--strategy", "fixed", "--strategy.p", "0.9"], ["strategy.p", "--strategy ngu"]),
+    "too few to evaluate": (["--eval.n", "4", "--eval.k", "8"], ["eval.k = 8", "eval.n = 4", "raise eval.n"]),
+    "greedy copies": (["--eval.n", "8", "--eval.temperature", "0"], ["eval.n = 8", "set eval.n = 1"]),
+    "no number": (["--learner.lr", "fast"], ['learner.lr = "fast"', "a finite number"]),
+    "context": (
+        ["--model.path", "model", "--sampling.max-new-tokens", "600"],
+        ["sampling.max_new_tokens = 600", "task.max_prompt_tokens = 512", "context is 1024", "lower one of them"],
+    ),
+}
+
+
+def test_defects_end_in_one_message_before_torch_is_loaded(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 1024}))
+    (tmp_path / "words.json").write_text(json.dumps({name: words for name, (words, _) in DEFECTS.items()}))
+    script = """
+import contextlib, io, json, sys
+from nevergiveup.cli import main
+results = {}
+for name, words in json.load(open("words.json")).items():
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        status = main(["train", "gsm8k-smollm2", *words])
+    results[name] = [status, stderr.getvalue()]
+print(json.dumps([results, sorted({"torch", "transformers", "numpy"} & sys.modules.keys())]))
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    results, loaded = json.loads(done.stdout)
+    assert loaded == []
+    for name, (_, parts) in DEFECTS.items():
+        status, message = results[name]
+        assert status == BAD_INPUT, name
+        assert [part for part in parts if part not in message] == [], name
+        assert message.count("\n") == 1, name
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "words.json"]
+
+
+def test_exit_status_of_the_process(tmp_path: Path) -> None:
+    refused = ngu("train", "demo", "--strategy.k", "1", cwd=tmp_path)
+    assert refused.returncode == BAD_INPUT
+    assert refused.stderr.count("\n") == 1
+    assert ngu("--version", cwd=tmp_path).returncode == 0
+
+
+def test_without_the_extra_one_sentence_says_what_to_install(tmp_path: Path) -> None:
+    script = "import sys; sys.modules['torch'] = None; from nevergiveup.cli import main; sys.exit(main(sys.argv[1:]))"
+    for words in (["train", "demo"], ["demo"]):
+        command = [sys.executable, "-c", script, *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == FAILED
+        assert "(torch): pip install 'nevergiveup[train]'" in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_that_are_no_use_are_bad_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    words = ["--model.path", str(model), "--task.data", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "run")]
+    assert main(["train", "gsm8k-smollm2", *words]) == BAD_INPUT
+    assert "rows.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_is_made_in_the_first_free_folder_and_says_where_its_model_is(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "demo-1").mkdir(parents=True)
+    (tmp_path / "runs" / "demo-1" / "summary.json").touch()
+    (tmp_path / "runs" / "demo-2").mkdir()  # empty: free
+    done = ngu("train", "demo", *TINY, "--steps", "2", "--runtime", "here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "demo-2"
+    assert f"the trained model is in {Path('runs/demo-2/model')}" in done.stdout
+    assert (run / "model" / "config.json").is_file()
+    saved = json.loads((run / "config.json").read_text())
+    flags = [*TINY, "--steps", "2", "--runtime", "here"]
+    assert saved == settings_to_json(resolve("demo", None, flags))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal")
+def test_ctrl_c_saves_and_the_run_goes_on(tmp_path: Path) -> None:
+    words = ["train", "demo", *TINY, "--steps", "60", "--runtime", "here", "--out", "run"]
+    command = [sys.executable, "-m", "nevergiveup.cli", *words]
+    run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
+    while not (metrics.is_file() and metrics.stat().st_size):
+        assert run.poll() is None, run.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    run.send_signal(signal.SIGINT)
+    _, stderr = run.communicate(timeout=120)
+    assert run.returncode == INTERRUPTED
+    assert "go on with: ngu train --resume run" in stderr
+    assert len(metrics.read_text().splitlines()) < 60
+    resumed = ngu("train", "--resume", "run", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(range(1, 61))

@@ -1,0 +1,245 @@
+"""The loop against engines and graders that behave, fail, hang or lie: the run makes progress, or ends with a reason."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from nevergiveup.loop import GraderBroken, Loop, Stalled, TaskGrader
+from nevergiveup.protocols import InfrastructureError
+from nevergiveup.scheduler import Scheduler
+from nevergiveup.strategies import FixedK, NeverGiveUp
+from nevergiveup.types import Completion, Prompt, Unverified, completion_seeds
+
+
+class DiceEngine:
+    """Completions are right with the probability that is the prompt's answer, decided by their seed; takes some turns."""
+
+    def __init__(self, trouble=lambda call: None, finish="stop"):
+        self.version = 0
+        self.n_calls = 0
+        self.trouble = trouble
+        self.finish = finish
+
+    async def sample(self, prompt, n, seed):
+        self.n_calls += 1
+        call, version = self.n_calls, self.version
+        for _ in range(1 + seed % 5):
+            await asyncio.sleep(0)
+        if (error := self.trouble(call)) is not None:
+            raise error
+        right = [Random(s).random() < prompt.answer for s in completion_seeds(seed, n)]
+        return [Completion((int(r),), (-0.7,), str(int(r)), self.finish, version, self.version) for r in right]
+
+    async def load(self, weights, version):
+        await asyncio.sleep(0)
+        self.version = version
+
+    async def counters(self):
+        return {}
+
+    async def close(self):
+        pass
+
+
+class CountingLearner:
+    """Keeps the batches that it was given."""
+
+    def __init__(self):
+        self.version = 0
+        self.batches = []
+
+    async def step(self, batch):
+        self.batches.append(batch)
+        await asyncio.sleep(0)
+        self.version += 1
+        return {"loss": 0.0}
+
+    async def weights(self):
+        return {}
+
+
+class DigitTask:
+    def __init__(self, trouble=lambda prompt: None):
+        self.trouble = trouble
+
+    def prompts(self, split):
+        return []
+
+    def grade(self, prompt, completion):
+        if (grade := self.trouble(prompt)) is not None:
+            return grade
+        return int(completion.text)
+
+
+def prompts(*rates, n=20):
+    return [Prompt(f"{rate}-{i}", answer=rate) for i in range(n) for rate in rates]
+
+
+def make(data, *, strategy=None, engine=None, task=None, n_steps=10, stall_s=5.0, truncated_is_wrong=True, **options):
+    events = []
+    options = {"n_groups": 4, "lag": 1, **options}
+    scheduler = Scheduler(strategy or NeverGiveUp(p=0.5), data, on_event=events.append, **options)
+    learner = CountingLearner()
+    loop = Loop(
+        scheduler, engine or DiceEngine(), TaskGrader(task or DigitTask()), learner,
+        n_steps=n_steps, max_in_flight=32, stall_s=stall_s, truncated_is_wrong=truncated_is_wrong,
+    )  # fmt: skip
+    return loop, scheduler, learner, events
+
+
+def run(loop):
+    return asyncio.run(asyncio.wait_for(loop.run(), 20))
+
+
+def test_runs_the_steps_and_balances():
+    loop, scheduler, learner, _ = make(prompts(0.5, 0.05))
+    assert run(loop) == "all 10 steps are done"
+    assert len(learner.batches) == 10
+    assert all(len(batch.groups) == 4 for batch in learner.batches)
+    scheduler.check_balance()
+
+
+def test_the_same_seed_gives_the_same_events_and_another_seed_other_ones():
+    first, again, other = [], [], []
+    for events, seed in ((first, 1), (again, 1), (other, 2)):
+        loop, _, _, seen = make(prompts(0.5, 0.05), seed=seed)
+        run(loop)
+        events += seen
+    assert first == again
+    assert first != other
+
+
+def test_lag_0_trains_on_nothing_stale():
+    loop, _, learner, _ = make(prompts(0.5, 0.05), lag=0)
+    run(loop)
+    ages = [batch.version - a.version for batch in learner.batches for g in batch.groups for a in g.attempts]
+    assert ages
+    assert set(ages) == {0}
+
+
+def test_lag_1_keeps_the_engine_one_batch_ahead():
+    loop, _, learner, _ = make(prompts(0.5), strategy=FixedK(), lag=1)
+    run(loop)
+    ages = {batch.version - a.version for batch in learner.batches for g in batch.groups for a in g.attempts}
+    assert max(ages) >= 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), ValueError("boom")])
+def test_an_engine_that_breaks_ends_the_run_with_its_own_words(error):
+    loop, *_ = make(prompts(0.5), engine=DiceEngine(lambda call: error if call >= 3 else None))
+    with pytest.raises(type(error), match="boom"):
+        run(loop)
+
+
+def test_lost_requests_are_asked_again_and_are_not_wrong_answers():
+    lose = lambda call: InfrastructureError("connection lost") if call % 3 == 0 else None  # noqa: E731
+    loop, scheduler, learner, events = make(prompts(0.5, 0.9), engine=DiceEngine(lose))
+    run(loop)
+    assert len(learner.batches) == 10
+    assert scheduler.ledger.failed > 0
+    scheduler.check_balance()
+    scored = sum(len(e.rewards) for e in events if e.kind == "judged")
+    assert scored == sum(e.n for e in events if e.kind == "dispatched") - scheduler.ledger.failed - in_flight(events)
+
+
+def in_flight(events):
+    out = {e.request: e.n for e in events if e.kind == "dispatched"}
+    for e in events:
+        if e.kind in ("judged", "failed"):
+            out.pop(e.request)
+    return sum(out.values())
+
+
+def test_an_engine_that_only_fails_ends_the_run_instead_of_burning_the_data():
+    engine = DiceEngine(lambda call: InfrastructureError("no route to engine"))
+    loop, scheduler, *_ = make(prompts(0.5, n=5000), engine=engine)
+    with pytest.raises(InfrastructureError, match="no route to engine"):
+        run(loop)
+    assert engine.n_calls < 100
+    assert scheduler.ledger.chains["trained"] == 0
+
+
+def test_a_reward_that_raises_now_and_then_does_not_count_as_wrong():
+    def trouble(prompt):
+        if prompt.id.endswith("3"):
+            raise KeyError("no such row")
+
+    loop, scheduler, learner, events = make(prompts(0.5), task=DigitTask(trouble))
+    run(loop)
+    unverified = [e for e in events if e.kind == "judged" and e.n_unverified]
+    assert unverified
+    assert all(e.rewards == () and e.verdict == "trouble" and e.tried == 0 for e in unverified)
+    assert not any(g.prompt.id.endswith("3") for batch in learner.batches for g in batch.groups)
+
+
+def test_a_broken_grader_ends_the_run_with_its_first_traceback():
+    def trouble(prompt):
+        raise KeyError("column gold is missing")
+
+    loop, scheduler, learner, _ = make(prompts(0.5), task=DigitTask(trouble))
+    with pytest.raises(GraderBroken, match="column gold is missing"):
+        run(loop)
+    assert scheduler.ledger.trained == 0
+    assert scheduler.ledger.chains["given_up"] == 0
+
+
+def test_a_grader_may_say_that_it_cannot_tell():
+    loop, scheduler, *_ = make(prompts(0.5), task=DigitTask(lambda p: Unverified("timeout") if p.id == "0.5-1" else None))
+    run(loop)
+    assert 0 < scheduler.ledger.unverified < 64
+
+
+def test_a_silent_engine_is_noticed():
+    class Silent(DiceEngine):
+        async def sample(self, prompt, n, seed):
+            await asyncio.Event().wait()
+
+    loop, *_ = make(prompts(0.5), engine=Silent(), stall_s=0.2)
+    with pytest.raises(Stalled, match="32 completions are out, 0 groups ready"):
+        run(loop)
+
+
+@pytest.mark.parametrize(("rate", "words"), [(1.0, "100 % of groups solved at once"), (0.0, "given up without a success")])
+def test_data_that_can_never_train_end_with_a_reason(rate, words):
+    loop, scheduler, learner, _ = make(prompts(rate, n=7))
+    reason = run(loop)
+    assert "gave nothing to train on" in reason
+    assert words in reason
+    assert not learner.batches
+
+
+def test_a_data_set_smaller_than_a_batch_trains():
+    loop, _, learner, _ = make(prompts(0.5, n=3), n_groups=64, n_steps=4)
+    assert run(loop) == "all 4 steps are done"
+    assert all(1 <= len(batch.groups) <= 3 for batch in learner.batches)
+
+
+def test_the_budget_of_completions_is_not_exceeded_and_all_of_it_is_used():
+    loop, scheduler, learner, _ = make(prompts(0.5), strategy=FixedK(), n_steps=None, max_completions=100)
+    assert run(loop) == "the budget of 100 completions is spent"
+    assert scheduler.ledger.drawn == 100
+    assert scheduler.ledger.trained == 100  # the last batch is a partial one
+
+
+def test_truncated_completions_are_wrong_unless_kept():
+    for wrong, reward in ((True, {0}), (False, {0, 1})):
+        loop, _, _, events = make(
+            prompts(0.5), strategy=FixedK(), engine=DiceEngine(finish="length"), truncated_is_wrong=wrong
+        )
+        run(loop)
+        judged = [e for e in events if e.kind == "judged"]
+        assert {r for e in judged for r in e.rewards} == reward
+        assert all(e.n_truncated == 4 for e in judged)
+
+
+def test_stop_ends_after_the_running_step():
+    loop, scheduler, learner, _ = make(prompts(0.5), n_steps=None)
+
+    async def stop_later(step):
+        if step.version == 3:
+            loop.stop("enough")
+
+    loop.on_step = stop_later
+    assert run(loop) == "enough"
+    assert learner.version == 3

@@ -1,0 +1,150 @@
+"""Objects in real processes: the same answers, the same exceptions, and no hang when they die."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from nevergiveup.protocols import InfrastructureError
+from nevergiveup.runtimes.process import ProcessDied, ProcessRuntime
+
+pytestmark = pytest.mark.slow
+
+
+class Service:
+    def __init__(self, offset=0):
+        if offset is None:
+            raise ValueError("offset must be a number")
+        self.offset = offset
+        self.tensors = {}
+        self.cancelled = 0
+
+    async def add(self, a, b):
+        return a + b + self.offset
+
+    async def fail(self, kind):
+        raise {"infrastructure": InfrastructureError, "key": KeyError}[kind]("from afar")
+
+    async def load(self, weights, version):
+        self.tensors = {name: tensor.clone() for name, tensor in weights.items()}
+        return version
+
+    async def sums(self):
+        return {name: tensor.double().sum().item() for name, tensor in self.tensors.items()}
+
+    async def dtype(self, name):
+        return str(self.tensors[name].dtype)
+
+    async def block(self):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def n_cancelled(self):
+        return self.cancelled
+
+    async def pid(self):
+        return os.getpid()
+
+
+def with_service(check, *args):
+    async def main():
+        runtime = ProcessRuntime()
+        try:
+            service = await runtime.place(Service, "service", *args)
+            await asyncio.wait_for(check(service), 60)
+        finally:
+            began = time.perf_counter()
+            await runtime.close()
+            assert time.perf_counter() - began < 5
+        assert not runtime._folder.exists()
+
+    asyncio.run(main())
+
+
+def test_calls_exceptions_tensors_and_cancellation():
+    async def check(service):
+        assert await service.pid() != os.getpid()
+        assert await asyncio.gather(*(service.add(i, 1) for i in range(200))) == [i + 11 for i in range(200)]
+
+        with pytest.raises(InfrastructureError, match="from afar"):
+            await service.fail("infrastructure")
+        with pytest.raises(KeyError, match="from afar") as caught:
+            await service.fail("key")
+        assert "in fail" in "".join(caught.value.__notes__)
+        with pytest.raises(AttributeError):
+            await service.no_such_method()
+
+        weights = {"a": torch.arange(10.0), "b": torch.ones(3, 5, dtype=torch.bfloat16)}
+        assert await service.load(weights, 7) == 7
+        assert await service.sums() == {"a": 45.0, "b": 15.0}
+        assert await service.dtype("b") == "torch.bfloat16"
+
+        blocked = asyncio.create_task(service.block())
+        await service.add(0, 0)
+        blocked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await blocked
+        while not await service.n_cancelled():
+            pass
+
+    with_service(check, 10)
+
+
+def test_large_messages_both_ways_at_once_do_not_lock():
+    async def check(service):
+        big = bytes(5_000_000)
+        answers = await asyncio.gather(*(service.add(big, b"") for _ in range(8)))
+        assert all(answer == big for answer in answers)
+
+    async def main():
+        runtime = ProcessRuntime()
+        try:
+            service = await runtime.place(Service, "service", b"")
+            await asyncio.wait_for(check(service), 60)
+        finally:
+            await runtime.close()
+
+    asyncio.run(main())
+
+
+def test_a_constructor_that_raises_raises_here():
+    async def main():
+        runtime = ProcessRuntime()
+        try:
+            with pytest.raises(ValueError, match="offset must be a number"):
+                await runtime.place(Service, "service", None)
+        finally:
+            await runtime.close()
+
+    asyncio.run(main())
+
+
+def test_kill_9_reaches_every_caller_now_and_later():
+    async def check(service):
+        waiting = [asyncio.create_task(service.block()) for _ in range(3)]
+        os.kill(await service.pid(), signal.SIGKILL)
+        for task in waiting:
+            with pytest.raises(ProcessDied, match=r"the service died \(exit code -9\)"):
+                await task
+        with pytest.raises(ProcessDied):
+            await service.add(1, 1)
+
+    with_service(check)
+
+
+def test_close_leaves_no_file_behind():
+    async def main():
+        runtime = ProcessRuntime()
+        folder = Path(runtime._folder)
+        assert folder.is_dir()
+        await runtime.close()
+        assert not folder.exists()
+
+    asyncio.run(main())
