@@ -1,6 +1,13 @@
-"""Hypothesis runs the same examples everywhere: a test that fails on one machine fails on all of them."""
+"""Hypothesis runs the same examples everywhere: a test that fails on one machine fails on all of them.
 
-from hypothesis import HealthCheck, settings
+One torch thread: the models are tiny, and threads that wait for each other beside a busy neighbour take minutes.
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 settings.register_profile(
     "fixed",

@@ -155,7 +155,16 @@ class SchedulerLaws(RuleBasedStateMachine):
             if request is None:
                 return
             top, half = self.max_reward, Fraction(self.max_reward, 2)
-            kinds = [[0], [0], [top], [0, 0, 0, top], [0, top], [0.1 * top, half], [half], [half, 0.7 * top, top]]
+            kinds: list[list[Any]] = [
+                [0],
+                [0],
+                [top],
+                [0, 0, 0, top],
+                [0, top],
+                [0.1 * top, half],
+                [half],
+                [half, 0.7 * top, top],
+            ]
             values = rng.choice(kinds)
             self.give_back(request, [rng.choice(values) for _ in range(request.n)], rng)
 

@@ -215,6 +215,20 @@ def test_batch_draws_cuts_by_completions_that_came_back() -> None:
     assert sizes == [0, 0, 0, 4, 0, 0, 0, 2, *[0] * 8]
 
 
+def test_batch_draws_counts_what_came_back_without_a_verdict_too() -> None:
+    """It cost as much. Sixteen draws: four trained, two of four unverified, three of four missing, a request lost."""
+    scheduler, _ = scheduler_for(NeverGiveUp(p=0.0), 100, n_groups=8, lag=1, batch_draws=16)
+    good, unverified, missing, lost, *_ = requests(scheduler)
+    deliver(scheduler, good, MIXED)
+    scheduler.deliver(unverified.id, attempts([1, 1]), n_unverified=2)
+    scheduler.deliver(missing.id, attempts([1]))
+    assert scheduler.take() is None
+    scheduler.fail(lost.id, "connection lost")
+    batch = scheduler.take()
+    assert batch is not None
+    assert [group.prompt for group in batch.groups] == [good.prompt]
+
+
 def test_a_small_data_set_trains_on_what_there_is() -> None:
     scheduler, _ = scheduler_for(NeverGiveUp(), 3, n_groups=8, lag=1)
     first, *others = requests(scheduler)

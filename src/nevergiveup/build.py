@@ -76,7 +76,11 @@ def check(settings: Settings) -> None:
 
 def warm_start(settings: Settings, folder: Path, progress: Progress) -> None:
     """Makes the starting policy of the task chains: a tiny Llama taught by the noisy teacher. Writes a model folder."""
+    from transformers.utils import logging
+
     from nevergiveup.models import chains_tokenizer, fit_supervised, tiny_llama
+
+    logging.disable_progress_bar()  # it would write over the view of the run
 
     task = Chains(seed=settings.seed, preset=settings.task.preset)
     model = tiny_llama(
@@ -131,16 +135,16 @@ def load_data(settings: Settings, tokenizer: PreTrainedTokenizerBase, progress: 
     limit = settings.task.max_prompt_tokens
     kept = {}
     for name, prompts in (("training", train), ("evaluation", heldout)):
-        dropped: list[str] = []
-        kept[name] = encode_prompts(
-            prompts,
-            tokenizer,
-            max_prompt_tokens=limit,
-            on_drop=lambda prompt, n, dropped=dropped: dropped.append(prompt.id),
-        )
+        dropped: dict[str, int] = {}
+
+        def drop(prompt: Prompt, n_tokens: int, dropped: dict[str, int] = dropped) -> None:
+            dropped[prompt.id] = n_tokens
+
+        kept[name] = encode_prompts(prompts, tokenizer, max_prompt_tokens=limit, on_drop=drop)
         if dropped:
             progress(
-                f"{len(dropped)} {name} prompts are longer than {limit} tokens and are left out, {dropped[0]} first"
+                f"{len(dropped)} {name} prompts are longer than task.max_prompt_tokens = {limit} and are left out "
+                f"(the longest has {max(dropped.values())})"
             )
     return Data(task, kept["training"], kept["evaluation"])
 

@@ -6,6 +6,7 @@ comparison.json and curves.png into the folder; each run keeps its own run folde
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,14 +44,18 @@ def main(seeds: Sequence[int], out: Path, console: Console | None = None) -> dic
         began = time.perf_counter()
         settings = replace(RECIPES["demo"].settings, seed=seed)
         folder = out / f"seed-{seed}"
+        if folder.exists():
+            shutil.rmtree(folder)  # of an earlier demonstration
         start = folder / "start"
-        if not start.is_dir():
-            console.print(f"Seed {seed}: warm-starting the policy both runs begin with")
-            build.warm_start(settings, start, lambda text: console.print(f"  {text}"))
+        console.print(f"Seed {seed}: warm-starting the policy both runs begin with")
+        build.warm_start(settings, start, lambda text: console.print(f"  {text}"))
         for name, arm in arms(settings).items():
             console.print(f"Seed {seed}: {LABELS[name]}")
             run = replace(arm, model=replace(arm.model, path=str(start)))
-            summaries[name].append(train(run, folder / name, make_view(console)))
+            summary = train(run, folder / name, make_view(console))
+            if summary["stopped"]:
+                raise KeyboardInterrupt
+            summaries[name].append(summary)
         per_seed[str(seed)] = _of_seed({name: runs[-1] for name, runs in summaries.items()})
         console.print(f"Seed {seed} took {time.perf_counter() - began:.0f} s")
     comparison = {"seeds": list(seeds), **_mean(list(per_seed.values())), "per_seed": per_seed}

@@ -45,8 +45,10 @@ class Engine(Protocol):
 class Learner(Protocol):
     """Knows tokens, sampler log-probs and weights; blind to the sampling strategy."""
 
-    version: int
-    """Optimizer steps done."""
+    @property
+    def version(self) -> int:
+        """Optimizer steps done."""
+        ...
 
     async def step(self, batch: Batch) -> Metrics:
         """One optimizer step. A batch in which nothing can be trained leaves the weights alone and says `skipped: 1`."""

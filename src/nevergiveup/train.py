@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nevergiveup import build
 from nevergiveup.config import settings_from_json, settings_to_json
@@ -26,6 +26,7 @@ from nevergiveup.evaluate import assign_buckets, mean_by_bucket, mean_pass_at_k
 from nevergiveup.events import Event, EventWriter, read_events
 from nevergiveup.loop import Loop, Step, TaskGrader
 from nevergiveup.metrics import Tally
+from nevergiveup.report.live import View
 from nevergiveup.runtimes.here import HereRuntime, ThreadedLearner
 from nevergiveup.runtimes.process import ProcessRuntime
 from nevergiveup.scheduler import Scheduler
@@ -43,20 +44,6 @@ STEADY_FROM = 0.1
 """Idle shares of the summary leave out the first tenth of the steps, in which both sides start up."""
 
 
-class View(Protocol):
-    """Shows a run to a person (`nevergiveup.report.live`)."""
-
-    def begin(self, title: str, facts: list[str], total_steps: int | None, total_completions: int | None) -> None: ...
-
-    def step(self, row: dict[str, float]) -> None: ...
-
-    def evaluated(self, split: str, by_bucket: dict[str, float], step: int) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def train(settings: Settings, out: Path, view: View, *, resume: bool = False) -> dict[str, Any]:
     """Trains until the settings say that it is enough, or until Ctrl-C; returns what summary.json holds.
 
@@ -69,6 +56,8 @@ def train(settings: Settings, out: Path, view: View, *, resume: bool = False) ->
     checkpoint = newest_checkpoint(out) if resume else None
     if resume and checkpoint is None:
         raise ValueError(f"{out} holds no checkpoint to go on from: start the run anew in another folder")
+    if not resume and (out / "events.jsonl").exists():
+        raise ValueError(f"{out} holds another run: choose another folder, or go on with it (resume)")
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "config.json", settings_to_json(settings))
     try:
@@ -87,7 +76,10 @@ def read_settings(out: Path) -> Settings:
     path = out / "config.json"
     if not path.is_file():
         raise ValueError(f"{out} is no run folder: it has no config.json")
-    return settings_from_json(json.loads(path.read_text()))
+    try:
+        return settings_from_json(json.loads(path.read_text()))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; it was changed or damaged since the run was started") from error
 
 
 def newest_checkpoint(out: Path) -> Path | None:
@@ -156,8 +148,10 @@ class _Run:
         self.view.begin(
             f"{settings.task.name}, {settings.strategy.name}", self._facts(), settings.steps, settings.max_completions
         )
-        for earlier in self.evaluations:
-            self.view.evaluated(earlier["split"], earlier["pass_rates"], earlier["step"])
+        steps = {row["step"] for row in self.evaluations}
+        for row in self.evaluations:  # a resumed run shows where it began and where it is
+            if row["step"] in (min(steps), max(steps)):
+                self.view.evaluated(row["split"], row["pass_rates"], row["step"])
         if not self.evaluations:
             await self._evaluate(0)
         self.total.bucket_of = self.window.bucket_of = self.buckets
@@ -371,11 +365,12 @@ class _Run:
             "evaluations": self.evaluations,
             "n_by_bucket": self._bucket_sizes(),
             "totals": self.total.figures(),
-            "in_words": self.total.in_words(),
         }
+        words = self.total.in_words()
+        summary["in_words"] = words
         write_json(self.out / "summary.json", summary)
         self.view.note(reason)
-        for sentence in summary["in_words"]:
+        for sentence in words:
             self.view.note(sentence)
         return summary
 

@@ -35,6 +35,9 @@ PREFILL_TOKENS = 2048
 COLUMN_STEP = 16
 """The length of the key/value cache is a multiple of this."""
 
+ROW_STEP = 16
+"""Half precision on CPUs: rows of a decode pass are a multiple of this."""
+
 BLOCK = 256
 """Tokens in one block of the vocabulary when sampling."""
 
@@ -94,6 +97,8 @@ class TorchEngine:
         self._running: list[_Sequence | None] = [None] * n_slots
         self._n_running = 0
         self._cache = _SlotCache(n_slots)
+        # Half precision on CPUs compiles a kernel for every new shape: do with few row counts.
+        self._row_step = ROW_STEP if self._device.type == "cpu" and model.dtype != torch.float32 else 1
         # By slot, on the device: newest token (not yet in the cache), its position, index among the new, seed.
         self._token_B = torch.zeros(n_slots, dtype=torch.long, device=self._device)
         self._position_B = torch.zeros_like(self._token_B)
@@ -321,7 +326,9 @@ class TorchEngine:
         self._close_ranks()
         n = self._n_running
         self._cache.fit(int(self._position[:n].max()) + 1)
-        logits_BV = _decode(self._model, self._cache, self._token_B[:n], self._position_B[:n])
+        n_rows = min(-(-n // self._row_step) * self._row_step, self._n_slots)
+        self._position_B[n:n_rows] = 0  # free slots that only fill up the pass: they may write where nobody reads
+        logits_BV = _decode(self._model, self._cache, self._token_B[:n_rows], self._position_B[:n_rows])[:n]
         tokens_B, logprobs_B = sample_tokens(
             logits_BV, self._temperature, uniforms(self._seed_B[:n], self._index_B[:n])
         )
@@ -616,7 +623,7 @@ def _refuse_unless_servable(model: Any, max_context: int) -> None:
 @torch.inference_mode()
 def _try_out(model: Any) -> None:
     """ValueError unless two prompts of different lengths and one more token give what a plain forward pass gives."""
-    tokens = [1 + i % 3 for i in range(6)]
+    tokens = torch.linspace(0.3, 0.6, 6).mul(model.config.get_text_config(decoder=True).vocab_size).long().tolist()
     cuts = [5, 2]
     cache, slots = _SlotCache(2), torch.arange(2, device=model.device)
     prefilled, _ = _prefill(model, [tokens[:cut] for cut in cuts])
@@ -626,7 +633,8 @@ def _try_out(model: Any) -> None:
     ours_BV = _decode(model, cache, next_B, torch.tensor(cuts, device=model.device))
     plain_BV = model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False).logits[0, cuts]
     error, spread = (ours_BV - plain_BV).abs().max().item(), (plain_BV.amax() - plain_BV.amin()).item()
-    if not error <= 0.02 * spread:
+    tolerance = 0.01 if model.dtype == torch.float32 else 0.25  # half precision is that coarse on odd inputs
+    if not error <= tolerance * spread:
         raise ValueError(
             f"{type(model).__name__} cannot be served: with the key/value cache its logits are off by {error:.2g} "
             f"(they span {spread:.2g})"

@@ -272,7 +272,7 @@ def draw(
     width: int,
     height: int,
 ) -> RenderableType:
-    """The state of a run in width x height characters; at least one line is left free, or terminals scroll."""
+    """The state of a run, in at most width x height characters."""
     if width < FULL_WIDTH or height < FULL_HEIGHT:
         return _compact(title, progress, row, evaluations, notes)
     header = Panel(
@@ -292,7 +292,7 @@ def draw(
         body.add_row(_panel("groups", _groups(row), 10), _evaluation_panel(evaluations, 10, all_splits=False))
         body.add_row(_panel("speed", _speed(row), 6), _panel("learner", _learner(row), 6))
     lines = [Text(f" {note}", no_wrap=True, overflow="ellipsis", style="yellow") for note in notes]
-    return Group(header, body, *lines)
+    return Group(header, body, *lines, Text())  # Ctrl-C is echoed at the end of the last line: it must not wrap
 
 
 def _compact(
@@ -307,7 +307,7 @@ def _compact(
     ]
     parts += [Text(evaluation_line(split, evaluation), style="cyan") for split, evaluation in evaluations.items()]
     parts += [Text(note, style="yellow") for note in notes[-1:]]
-    return Group(*parts)
+    return Group(*parts, Text())
 
 
 def row_line(row: Row) -> str:

@@ -1,0 +1,125 @@
+"""Whole runs on the CPU: a real tiny transformer, the real loop, real folders."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from nevergiveup.events import read_events
+from nevergiveup.recipes import RECIPES
+from nevergiveup.report.live import PlainView
+from nevergiveup.scheduler import Ledger
+from nevergiveup.settings import BatchSettings, EvalSettings, ModelSettings
+from nevergiveup.strategies import DynamicSampling, FixedK, NeverGiveUp
+from nevergiveup.train import newest_checkpoint, train
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """A barely taught policy: enough right answers to train on."""
+    from nevergiveup import build
+
+    folder = tmp_path_factory.mktemp("policy") / "start"
+    settings = RECIPES["demo"].settings
+    build.warm_start(
+        replace(settings, model=ModelSettings(warm_steps=80, warm_batch=64)), folder, progress=lambda text: None
+    )
+    return folder
+
+
+def small(start, **changes):
+    settings = RECIPES["demo"].settings
+    return replace(
+        settings,
+        model=ModelSettings(path=str(start)),
+        batch=BatchSettings(n_groups=4, lag=1.0),
+        eval=EvalSettings(every=0),
+        runtime="here",
+        steps=6,
+        max_completions=None,
+        checkpoint_every=4,
+        **changes,
+    )
+
+
+def run(settings, out, **options):
+    return train(settings, out, PlainView(Console(quiet=True)), **options)
+
+
+def events(out):
+    return [event for _, event in read_events(out / "events.jsonl")]
+
+
+@pytest.mark.parametrize("strategy", [FixedK(), DynamicSampling(), NeverGiveUp()], ids=lambda s: s.name)
+def test_every_strategy_trains_and_its_folder_tells_the_truth(start, tmp_path, strategy):
+    summary = run(replace(small(start), strategy=strategy), tmp_path)
+    assert summary["steps"] == 6
+    ledger = {key: value for key, value in summary["ledger"].items() if key not in ("chains", "held")}
+    assert Ledger(**ledger).settled + summary["ledger"]["held"] == ledger["drawn"]
+
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert all(row["same_version_gap_max"] < 1e-4 for row in rows if "same_version_gap_max" in row)
+
+    seen = events(tmp_path)
+    assert sum(e.n for e in seen if e.kind == "dispatched") == ledger["drawn"]
+    assert sum(e.n_trained for e in seen if e.kind == "trained") == ledger["trained"]
+    assert max(age for e in seen if e.kind == "trained" for age in e.ages) <= strategy.window
+    assert newest_checkpoint(tmp_path).name == "step-000006"
+
+
+def test_the_trained_model_loads_like_any_other_and_has_changed(start, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run(small(start), tmp_path)
+    before, after = (AutoModelForCausalLM.from_pretrained(folder) for folder in (start, tmp_path / "model"))
+    changed = [not a.equal(b) for a, b in zip(before.parameters(), after.parameters(), strict=True)]
+    assert all(changed)
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").decode([3, 41]) == "3 <bos>"
+
+
+def test_here_the_same_seed_gives_the_same_events_and_weights(start, tmp_path):
+    from safetensors.torch import load_file
+
+    for name in ("one", "two"):
+        run(small(start), tmp_path / name)
+    assert events(tmp_path / "one") == events(tmp_path / "two")
+    one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two"))
+    assert all(one[key].equal(two[key]) for key in one)
+
+
+def test_a_resumed_run_goes_on_and_counts_nothing_twice(start, tmp_path):
+    run(replace(small(start), steps=4), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["steps"] = 9
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"kind":"publ')  # a line that a crash cut in two
+
+    summary = run(small(start), tmp_path, resume=True)
+    assert summary["steps"] == 9
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 10))
+    seen = events(tmp_path)
+    assert sum(e.n_trained for e in seen if e.kind == "trained") == summary["ledger"]["trained"]
+    assert [e.version for e in seen if e.kind == "published"] == list(range(1, 10))
+    assert summary["totals"]["completions/all/drawn"] == summary["ledger"]["drawn"]
+
+
+def test_a_run_folder_is_never_overwritten(start, tmp_path):
+    run(replace(small(start), steps=1), tmp_path)
+    with pytest.raises(ValueError, match="holds another run"):
+        run(small(start), tmp_path)
+
+
+def test_generation_and_training_in_two_processes(start, tmp_path):
+    settings = replace(small(start), runtime="process", strategy=NeverGiveUp(), eval=EvalSettings(every=3))
+    summary = run(settings, tmp_path)
+    assert summary["steps"] == 6
+    assert [row["step"] for row in summary["evaluations"] if row["split"] == "heldout"] == [0, 3, 6]
+    assert set(summary["idle"]) == {"engine", "learner"}
+    ages = {age for e in events(tmp_path) if e.kind == "trained" for age in e.ages}
+    assert max(ages) >= 1  # it did run ahead
