@@ -132,6 +132,14 @@ def test_shift_that_reaches_the_maximum_falls_back_to_the_mean_of_the_survivors(
     assert sum(anchored(rewards, 10, 9)) == pytest.approx(0, abs=1e-15)
 
 
+def test_shift_that_just_reaches_the_maximum_falls_back_too() -> None:
+    """b = .85 lifts .95 to exactly 1: two different rewards would get the same advantage."""
+    rewards = [F(".5"), F(".95"), F(1)]
+    assert shift_reaches_max(rewards, 20, 17)
+    assert anchored(rewards, 20, 17) == centred(rewards)
+    assert not shift_reaches_max(rewards, 2000, 1699)
+
+
 def test_per_test_rewards() -> None:
     """Oracle 6.5: four stale attempts passed 7 of 12 tests, the new ones 7, 7, 8 and 6."""
     rewards = [F(n, 12) for n in (7, 7, 8, 6)]

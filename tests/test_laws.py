@@ -113,7 +113,6 @@ class SchedulerLaws(RuleBasedStateMachine):
         n_groups = rng.choice([1, 2, 3])
         self.arguments: dict[str, Any] = {
             "n_groups": n_groups,
-            "batch_draws": rng.choice([None, None, 2 * k, 3 * k + 1]),
             "lag": rng.choice([0, 0.5, 1, 3]),
             "retry_order": rng.choice(["back", "front"]),
             "max_epochs": rng.choice([None, None, 2, 5]),
@@ -367,8 +366,7 @@ class SchedulerLaws(RuleBasedStateMachine):
     def took(self, batch: Batch) -> None:
         assert batch.version == self.scheduler.version
         assert batch.groups
-        if self.arguments["batch_draws"] is None:
-            assert len(batch.groups) <= self.arguments["n_groups"]
+        assert len(batch.groups) <= self.arguments["n_groups"]
         events = [event for event in self.events[-len(batch.groups) :] if isinstance(event, Trained)]
         assert len(events) == len(batch.groups)
         for group, event in zip(batch.groups, events, strict=True):
@@ -529,7 +527,6 @@ def some_run(case: int) -> Drive:
     strategy = rng.choice(strategies)
     arguments: dict[str, Any] = {
         "n_groups": rng.choice([1, 2, 4]),
-        "batch_draws": rng.choice([None, None, 12]),
         "lag": rng.choice([0, 0.5, 1, 2]),
         "retry_order": rng.choice(["back", "front"]),
         "max_epochs": rng.choice([None, 2, 4]),

@@ -185,7 +185,9 @@ def test_a_broken_grader_ends_the_run_with_its_first_traceback():
 
 
 def test_a_grader_may_say_that_it_cannot_tell():
-    loop, scheduler, *_ = make(prompts(0.5), task=DigitTask(lambda p: Unverified("timeout") if p.id == "0.5-1" else None))
+    loop, scheduler, *_ = make(
+        prompts(0.5), task=DigitTask(lambda p: Unverified("timeout") if p.id == "0.5-1" else None)
+    )
     run(loop)
     assert 0 < scheduler.ledger.unverified < 64
 
@@ -200,7 +202,9 @@ def test_a_silent_engine_is_noticed():
         run(loop)
 
 
-@pytest.mark.parametrize(("rate", "words"), [(1.0, "100 % of groups solved at once"), (0.0, "given up without a success")])
+@pytest.mark.parametrize(
+    ("rate", "words"), [(1.0, "100 % of groups solved at once"), (0.0, "given up without a success")]
+)
 def test_data_that_can_never_train_end_with_a_reason(rate, words):
     loop, scheduler, learner, _ = make(prompts(rate, n=7))
     reason = run(loop)

@@ -42,9 +42,7 @@ def test_c28_figures():
 
 def test_c28_in_words():
     words = c28_window().in_words()
-    assert words[0] == (
-        "25 % of 12 groups had signal, 42 % were all right, 33 % all wrong (3 asked again, 1 given up)"
-    )
+    assert words[0] == ("25 % of 12 groups had signal, 42 % were all right, 33 % all wrong (3 asked again, 1 given up)")
     assert "1 groups got no verdict from the grader and were not counted as wrong" in words
 
 
@@ -55,7 +53,9 @@ def test_all_wrong_because_of_the_length_limit_says_what_to_raise_first():
     tally.add(judged([1, 0, 0, 0], "train"))
     assert tally.length_limited == 3
     assert tally.figures()["length_limited"] == 0.75
-    assert "75 % of those were cut by the length limit throughout: raise sampling.max_new_tokens" in tally.in_words()[-1]
+    assert (
+        "75 % of those were cut by the length limit throughout: raise sampling.max_new_tokens" in tally.in_words()[-1]
+    )
 
 
 def test_graded_groups_without_contrast_are_neither_right_nor_wrong():

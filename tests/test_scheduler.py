@@ -57,7 +57,6 @@ def deliver(scheduler: Scheduler, request: Request, rewards: list[Any]) -> Verdi
     ("arguments", "message"),
     [
         ({"n_groups": 0}, "n_groups = 0"),
-        ({"n_groups": 2, "batch_draws": 0}, "batch_draws = 0"),
         ({"n_groups": 2, "lag": -1}, "lag = -1"),
         ({"n_groups": 8, "max_pending": 7}, "max_pending = 7 is below n_groups = 8"),
         ({"n_groups": 2, "retry_order": "middle"}, "retry_order = 'middle'"),
@@ -185,6 +184,24 @@ def test_a_retired_prompt_is_never_visited_again() -> None:
     assert scheduler.finished == "every prompt has been retired by the strategy"
 
 
+def test_a_strategy_decides_how_many_more_it_asks_for() -> None:
+    @dataclass(frozen=True)
+    class AsksForMore(NeverGiveUp):
+        def judge(self, group: Group, rng: Random) -> Decision:
+            decision = super().judge(group, rng)
+            return Decision(Verdict.RETRY, 10) if decision.verdict is Verdict.RETRY else decision
+
+    scheduler, _ = scheduler_for(AsksForMore(4, p=1.0, window=0, max_attempts=9), 1, n_groups=1)
+    deliver(scheduler, only_request(scheduler), WRONG)
+    request = only_request(scheduler)
+    assert request.n == len(request.seeds) == 10
+    deliver(scheduler, request, [1, *[0] * 9])
+    scheduler.publish(1)
+    assert scheduler.take() is None
+    assert only_request(scheduler).n == 4, "what went stale starts over"
+    assert scheduler.ledger.drawn == 18
+
+
 # ----------------------------------------------------------------------------------------------- batches
 
 
@@ -201,32 +218,20 @@ def test_a_batch_holds_the_oldest_ready_groups() -> None:
     assert (batch.groups[0].baseline, batch.groups[0].tried, batch.groups[0].rounds) == (0.25, 4, 1)
 
 
-def test_batch_draws_cuts_by_completions_that_came_back() -> None:
-    scheduler, _ = scheduler_for(NeverGiveUp(p=0.0), 100, n_groups=8, lag=1, batch_draws=16)
+def test_nothing_is_asked_for_while_enough_batches_are_ready_or_in_training() -> None:
+    """lag 1, N = 2: four groups. More may be open, and their retries wait too, until a step is done."""
+    scheduler, _ = scheduler_for(NeverGiveUp(p=0.5), 100, n_groups=2, lag=1, max_pending=8)
     in_flight = requests(scheduler)
-    sizes = []
-    for i, request in enumerate(in_flight):
-        deliver(scheduler, request, MIXED if i < 6 else RIGHT)
-        batch = scheduler.take()
-        sizes.append(0 if batch is None else len(batch.groups))
-        if batch is not None:
-            scheduler.publish(scheduler.version + 1)
-    # the 4th return completes the first 16 draws, the 8th the second
-    assert sizes == [0, 0, 0, 4, 0, 0, 0, 2, *[0] * 8]
-
-
-def test_batch_draws_counts_what_came_back_without_a_verdict_too() -> None:
-    """It cost as much. Sixteen draws: four trained, two of four unverified, three of four missing, a request lost."""
-    scheduler, _ = scheduler_for(NeverGiveUp(p=0.0), 100, n_groups=8, lag=1, batch_draws=16)
-    good, unverified, missing, lost, *_ = requests(scheduler)
-    deliver(scheduler, good, MIXED)
-    scheduler.deliver(unverified.id, attempts([1, 1]), n_unverified=2)
-    scheduler.deliver(missing.id, attempts([1]))
-    assert scheduler.take() is None
-    scheduler.fail(lost.id, "connection lost")
-    batch = scheduler.take()
-    assert batch is not None
-    assert [group.prompt for group in batch.groups] == [good.prompt]
+    assert len(in_flight) == 8
+    for request in in_flight[:4]:
+        deliver(scheduler, request, MIXED)
+    for request in in_flight[4:6]:
+        deliver(scheduler, request, WRONG)
+    assert scheduler.next() is None
+    assert scheduler.take() is not None
+    assert scheduler.next() is None, "two in training and two ready are as far ahead"
+    scheduler.publish(1)
+    assert len(requests(scheduler)) == 4, "two open in flight, two ready, four more"
 
 
 def test_a_small_data_set_trains_on_what_there_is() -> None:
@@ -357,6 +362,16 @@ def test_a_chain_with_history_that_gets_no_verdict_is_asked_again() -> None:
         assert judged.outcome == ("unverified" if attempt == MAX_TROUBLE - 1 else "")
     assert scheduler.ledger.unverified == 16  # the four wrong ones of the first round had no use either
     assert scheduler.ledger.chains["unverified"] == 1
+    scheduler.check_balance()
+
+
+def test_a_chain_with_history_that_is_lost_for_good_keeps_the_balance() -> None:
+    scheduler, _ = scheduler_for(ALWAYS_RETRY, 1, n_groups=1, max_epochs=1)
+    deliver(scheduler, only_request(scheduler), WRONG)
+    for _ in range(MAX_TROUBLE):
+        scheduler.fail(only_request(scheduler).id, "connection lost")
+    assert scheduler.ledger.failed == 16
+    assert scheduler.finished is not None
     scheduler.check_balance()
 
 
@@ -564,6 +579,28 @@ def test_a_checkpoint_taken_twice_issues_again_once() -> None:
     assert scheduler.ledger.reissued == 8
     assert requests(scheduler) == in_flight
     scheduler.check_balance()
+
+
+@pytest.mark.parametrize("slow", ["p0", "p1"])
+def test_what_was_in_flight_is_issued_again_before_anything_new_is_opened(slow: str) -> None:
+    """A row counts as live until its chain closes, so opening others too early would change the order of the next epoch."""
+    orders = []
+    for restore in (False, True):
+        scheduler, _ = scheduler_for(NeverGiveUp(), 2, n_groups=2, lag=0)
+        in_flight = {request.prompt.id: request for request in requests(scheduler)}
+        late = in_flight.pop(slow)
+        (quick,) = in_flight.values()
+        deliver(scheduler, quick, RIGHT)
+        if restore:
+            state = scheduler.state_dict()
+            scheduler, _ = scheduler_for(NeverGiveUp(), 2, n_groups=2, lag=0)
+            scheduler.load_state_dict(state)
+            assert scheduler.finished is None
+            assert scheduler.take() is None
+            assert scheduler.next() == late
+        deliver(scheduler, late, RIGHT)
+        orders.append([request.prompt.id for request in requests(scheduler)])
+    assert orders[0] == orders[1]
 
 
 def test_a_checkpoint_of_other_data_or_another_seed_is_refused() -> None:

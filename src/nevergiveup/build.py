@@ -98,7 +98,13 @@ def warm_start(settings: Settings, folder: Path, progress: Progress) -> None:
         if step % 50 == 0 or step == n_steps:
             progress(f"warm start: step {step} of {n_steps}, loss {loss:.3f}")
 
-    fit_supervised(model, lambda: task.teacher_sequences(rng, settings.model.warm_batch), n_steps, progress=report)
+    fit_supervised(
+        model,
+        lambda: task.teacher_sequences(rng, settings.model.warm_batch),
+        n_steps,
+        lr=settings.model.warm_lr,
+        progress=report,
+    )
     model.save_pretrained(folder)
     chains_tokenizer(task.vocabulary).save_pretrained(folder)
 

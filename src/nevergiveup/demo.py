@@ -31,7 +31,9 @@ LABELS = {"fixed": "fixed-K GRPO", "ngu": "NGU"}
 def arms(settings: Settings) -> dict[str, Settings]:
     """The two runs that are compared. They differ in the strategy and in N alone: a fixed-K batch of N groups is N*K
     completions whether or not they teach anything; an NGU batch holds groups with contrast only, so fewer make a step."""
-    fixed = replace(settings, strategy=FixedK(k=settings.strategy.k), batch=replace(settings.batch, n_groups=64))
+    fixed = replace(
+        settings, strategy=FixedK(k=settings.strategy.k), batch=replace(settings.batch, n_groups=64, max_pending=128)
+    )
     return {"fixed": fixed, "ngu": settings}
 
 
@@ -138,4 +140,3 @@ def _print(comparison: dict[str, Any], summaries: dict[str, list[dict[str, Any]]
             *(f"{count:,.0f}" for count in spent.values()),
         )
     console.print(table)
-

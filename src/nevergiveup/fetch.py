@@ -2,8 +2,9 @@
 
 Layer 3. Importing this costs nothing; torch and transformers are loaded only when the model is converted.
 
-The package holds the model as a GGUF file (4 bits a weight). It is converted once to a standard Hugging Face folder
-(bfloat16, 269 MB: the rounding is far below that of the 4-bit weights, see `fetch_smollm2`), which `from_pretrained` loads.
+The package holds the model as a GGUF file (4 bits a weight). It is converted once to a standard Hugging Face folder, which
+`from_pretrained` loads, in bfloat16: half the size of float32 (269 MB), at a loss on GSM8K questions of 2.910 a token instead
+of 2.909.
 """
 
 from __future__ import annotations
@@ -104,9 +105,9 @@ def _convert(gguf: Path, folder: Path) -> None:
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
     packed = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # transformers does not save what it read from GGUF: copy the weights into a model made from the configuration.
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.load_state_dict(packed.state_dict())
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=[end], pad_token_id=tokenizer.pad_token_id
     )
     model.save_pretrained(folder)

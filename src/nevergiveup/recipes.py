@@ -38,7 +38,7 @@ _ALL = (
             task=TaskSettings(name="chains", preset="demo", max_prompt_tokens=8),
             strategy=NeverGiveUp(k=4, p=0.95, window=4),
             sampling=SamplingSettings(max_new_tokens=6, n_slots=256),
-            batch=BatchSettings(n_groups=64, batch_draws=256, lag=1.0, retry_order="front"),
+            batch=BatchSettings(n_groups=8, max_pending=64, retry_order="front"),
             learner=LearnerSettings(lr=5e-4),
             eval=EvalSettings(every=20),
             steps=None,

@@ -112,17 +112,17 @@ class _Chain:
     trouble: int = 0
     times_stale: int = 0
     request: int | None = None
-    cut: int = 0  # with batch_draws: the batch that it belongs to
 
 
 class Scheduler:
     """Hands out requests, takes back scored attempts, cuts batches.
 
     prompts: the data set; each row is visited once an epoch, in an order shuffled by (seed, epoch), one live chain a row.
-    n_groups: N, groups in a batch. With `batch_draws` = D a batch holds instead the groups that became ready while D
-    completions came back: as many optimizer steps for the same sampling cost, whatever is filtered or asked again.
-    lag: batches that generation may be ahead of training; 0 is the synchronous run.
-    max_pending: back-pressure, most groups open, ready or in the step that is running; default ceil((lag + 1) * N).
+    n_groups: N, groups in a batch.
+    lag: batches that generation may be ahead of training; 0 is the synchronous run. Nothing is asked for while
+    ceil((lag + 1) * N) groups are ready or in the step that is running.
+    max_pending: most groups open, ready or in that step; by default as many. More of them keep an engine full when few
+    rounds end in a group to train on; what they yield above the bound of `lag` waits, and ages.
     retry_order: retries go to the "back" of the dispatch queue (as published) or to the "front" (fresher, burstier).
     max_epochs, max_completions: bounds of the run; None is no bound.
     max_barren_epochs: passes over the data without a single trained group after which the run ends with a reason.
@@ -135,7 +135,6 @@ class Scheduler:
         prompts: Sequence[Prompt],
         *,
         n_groups: int,
-        batch_draws: int | None = None,
         lag: float = 1,
         max_pending: int | None = None,
         retry_order: RetryOrder = "back",
@@ -149,11 +148,10 @@ class Scheduler:
             raise ValueError("there is no prompt to sample: the data set is empty")
         if n_groups < 1:
             raise ValueError(f"n_groups = {n_groups} (N, groups in a batch) must be at least 1")
-        if batch_draws is not None and batch_draws < 1:
-            raise ValueError(f"batch_draws = {batch_draws} must be at least 1, or left out")
         if lag < 0:
             raise ValueError(f"lag = {lag} must be 0 (synchronous) or more")
-        self.max_pending = ceil((lag + 1) * n_groups) if max_pending is None else max_pending
+        self.max_ready = ceil((lag + 1) * n_groups)
+        self.max_pending = self.max_ready if max_pending is None else max_pending
         if self.max_pending < n_groups:
             raise ValueError(
                 f"max_pending = {self.max_pending} is below n_groups = {n_groups}: a batch could never fill; raise it"
@@ -168,7 +166,6 @@ class Scheduler:
         self.strategy = strategy
         self.prompts = prompts
         self.n_groups = n_groups
-        self.batch_draws = batch_draws
         self.retry_order = retry_order
         self.max_epochs = max_epochs
         self.max_completions = max_completions
@@ -191,7 +188,6 @@ class Scheduler:
         self._ready: deque[_Chain] = deque()
         self._n_training = 0
         self._n_requests = 0
-        self._n_returned = 0  # completions that came back, or were given up for lost
         self._n_barren = 0  # chains closed in a row without one that was trained
 
     # ---------------------------------------------------------------- drawing
@@ -199,7 +195,7 @@ class Scheduler:
     def next(self) -> Request | None:
         """The next request to hand to an engine; None when there is none now (back-pressure, or nothing left)."""
         self._refill()
-        if not self._queue or self._over_budget(self._queue[0].draws):
+        if not self._queue or self._far_enough_ahead() or self._over_budget(self._queue[0].draws):
             return None
         chain = self._queue.popleft()
         prompt = self.prompts[chain.row]
@@ -230,6 +226,9 @@ class Scheduler:
             self.ledger.chains["opened"] += 1
             self._live[row] = chain
             self._queue.append(chain)
+
+    def _far_enough_ahead(self) -> bool:
+        return len(self._ready) + self._n_training >= self.max_ready
 
     def _over_budget(self, n: int) -> bool:
         if self.max_completions is None:
@@ -347,7 +346,6 @@ class Scheduler:
                 self._close(chain, outcome)
             else:  # a history worth keeping: ask again
                 self._requeue(chain)
-        self._n_returned += len(attempts) + n_unverified + n_failed
         if self.on_event:
             n_truncated = sum(a.completion is not None and a.completion.finish == "length" for a in attempts)
             self.on_event(
@@ -370,7 +368,6 @@ class Scheduler:
         chain.request = None
         chain.trouble += 1
         self.ledger.failed += chain.draws
-        self._n_returned += chain.draws
         closed = chain.trouble >= MAX_TROUBLE
         if closed:
             self.ledger.failed += len(chain.fresh)
@@ -389,8 +386,6 @@ class Scheduler:
             self._retired.add(chain.row)
         match decision.verdict:
             case Verdict.TRAIN:
-                if self.batch_draws is not None:
-                    chain.cut = self._n_returned // self.batch_draws
                 self._ready.append(chain)
             case Verdict.RETRY:
                 chain.draws = decision.draws
@@ -447,13 +442,11 @@ class Scheduler:
         stale and its prompt asked again, its history kept. When nothing more can come before a training step (a small data
         set, the end of the run), a batch may hold fewer groups.
         """
-        full = self._is_full()
-        if not self._ready or not (full or self._is_dry()):
+        if not self._ready or (len(self._ready) < self.n_groups and not self._is_dry()):
             return None
-        cut = self._ready[0].cut
         groups: list[tuple[_Chain, TrainGroup]] = []
         for chain in list(self._ready):
-            if chain.cut != cut or (self.batch_draws is None and len(groups) == self.n_groups):
+            if len(groups) == self.n_groups:
                 break
             self._prune(chain)
             group = self._group(chain, chain.best)
@@ -468,20 +461,13 @@ class Scheduler:
                 groups.append(
                     (chain, TrainGroup(group.prompt, group.fresh, weights, baseline, chain.tried, chain.rounds))
                 )
-        if self.batch_draws is None and len(groups) < self.n_groups and not self._is_dry():
+        if not groups or (len(groups) < self.n_groups and not self._is_dry()):
             return None  # groups went stale, and others may still come
-        if not groups:
-            return None
         for chain, train_group in groups:
             self._ready.popleft()
             self._train(chain, train_group)
         self._n_training += len(groups)
         return Batch(self.version, tuple([train_group for _, train_group in groups]))
-
-    def _is_full(self) -> bool:
-        if self.batch_draws is None:
-            return len(self._ready) >= self.n_groups
-        return bool(self._ready) and self._ready[0].cut < self._n_returned // self.batch_draws
 
     def _is_dry(self) -> bool:
         """Nothing is in flight and nothing can be dispatched before a step is trained."""
@@ -572,7 +558,6 @@ class Scheduler:
     def state_dict(self) -> dict[str, Any]:
         """Everything, as JSON-able values. In-flight chains are saved as to be issued again."""
         rng_version, rng_words, rng_gauss = self._rng.getstate()
-        ledger = {**_shallow(self.ledger), "chains": dict(self.ledger.chains)}
         return {
             "prompts": self._fingerprint(),
             "seed": self.seed,
@@ -589,7 +574,6 @@ class Scheduler:
             "retired": sorted(self._retired),
             "n_training": self._n_training,
             "n_requests": self._n_requests,
-            "n_returned": self._n_returned,
             "n_barren": self._n_barren,
         }
 
@@ -622,7 +606,6 @@ class Scheduler:
         self._retired = set(state["retired"])
         self._n_training = state["n_training"]
         self._n_requests = state["n_requests"]
-        self._n_returned = state["n_returned"]
         self._n_barren = state["n_barren"]
 
     def _fingerprint(self) -> str:
@@ -643,7 +626,7 @@ def _chain_to_json(chain: _Chain) -> dict[str, Any]:
     return row
 
 
-def _shallow(value: _Chain | Completion | Ledger) -> dict[str, Any]:
+def _shallow(value: _Chain | Completion) -> dict[str, Any]:
     """The fields by name. Not `asdict`, which copies token by token: a checkpoint may hold millions."""
     return {f.name: getattr(value, f.name) for f in fields(value)}
 

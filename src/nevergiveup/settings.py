@@ -39,10 +39,12 @@ class ModelSettings:
     """Number format of the learner's weights."""
     engine_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format in which the engine samples."""
-    warm_steps: int = 400
+    warm_steps: int = 300
     """chains only: supervised steps of the warm start."""
     warm_batch: int = 224
     """chains only: sequences in a warm-up step."""
+    warm_lr: float = 6e-3
+    """chains only: peak learning rate of the warm start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,11 @@ class BatchSettings:
 
     n_groups: int = 64
     """N: groups in a batch."""
-    batch_draws: int | None = None
-    """Cut a batch each time this many completions came back, with the groups ready by then, instead of every N groups."""
     lag: float = 1.0
     """Batches that generation may be ahead of training; 0 is synchronous."""
     max_pending: int | None = None
-    """Most groups open, ready or in training at once (back-pressure); none for (lag + 1) * N."""
+    """Most groups open, ready or in training at once; none for (lag + 1) * N. More keep an engine full when few rounds end
+    in a group to train on."""
     retry_order: RetryOrder = "back"
     """Where a retry joins the dispatch queue: back (as published) or front (fresher, burstier)."""
 
@@ -190,10 +191,10 @@ class Settings:
             "task.max_prompt_tokens": (self.task.max_prompt_tokens, 1),
             "model.warm_steps": (self.model.warm_steps, 1),
             "model.warm_batch": (self.model.warm_batch, 1),
+            "model.warm_lr": (self.model.warm_lr, 0),
             "sampling.max_new_tokens": (self.sampling.max_new_tokens, 1),
             "sampling.n_slots": (self.sampling.n_slots, 1),
             "batch.n_groups": (self.batch.n_groups, 1),
-            "batch.batch_draws": (self.batch.batch_draws, 1),
             "batch.lag": (self.batch.lag, 0),
             "learner.lr": (self.learner.lr, 0),
             "learner.warmup_steps": (self.learner.warmup_steps, 0),

@@ -179,7 +179,6 @@ class _Run:
             settings.strategy,
             self.data.train,
             n_groups=settings.batch.n_groups,
-            batch_draws=settings.batch.batch_draws,
             lag=settings.batch.lag,
             max_pending=settings.batch.max_pending,
             retry_order=settings.batch.retry_order,

@@ -1,11 +1,12 @@
 """Rollout engine for any Hugging Face causal language model, on CPU or GPU. Layer 3.
 
-A prompt is prefilled once for all its completions. Running sequences sit in slots of a static key/value cache and are
-decoded together; a slot is refilled as soon as its sequence ends, so nobody waits for the longest. There are no
-threads: a pump coroutine runs one forward pass, then yields to the event loop. The same calls in the same order give
-the same completions, and weights can be swapped between any two passes.
+A prompt is prefilled once for all its completions. Running sequences have slots and are decoded together, over rows of a
+static key/value cache; completions of a prompt share a row for as long as their tokens are the same. A slot is refilled
+as soon as its sequence ends, so nobody waits for the longest. There are no threads: a pump coroutine runs one forward
+pass, then yields to the event loop. The same calls in the same order give the same completions, and weights can be
+swapped between any two passes.
 
-Shape suffixes: B rows of a forward pass, N completions sampled at once, L prompt tokens (padded), V vocabulary.
+Shape suffixes: B rows of a forward pass, N sequences sampled at once, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,21 +14,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
-from transformers.cache_utils import Cache, DynamicCache, get_layer_types_and_kwargs
+from transformers.cache_utils import Cache, get_layer_types_and_kwargs
 
 from nevergiveup.protocols import InfrastructureError, Weights
 from nevergiveup.types import Completion, Finish, Prompt, completion_seeds
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 PREFILL_TOKENS = 2048
 """Padded prompt tokens in one prefill pass at most (one prompt always fits): bounds memory and the time to the next yield."""
@@ -35,7 +39,7 @@ PREFILL_TOKENS = 2048
 COLUMN_STEP = 16
 """The length of the key/value cache is a multiple of this."""
 
-ROW_STEP = 16
+ROW_STEP = 32
 """Half precision on CPUs: rows of a decode pass are a multiple of this."""
 
 BLOCK = 256
@@ -94,21 +98,21 @@ class TorchEngine:
 
         self._queue: deque[_Request] = deque()  # not prefilled yet, oldest first
         self._ready: deque[_Sequence] = deque()  # prefilled, first token sampled, waiting for a slot
-        self._running: list[_Sequence | None] = [None] * n_slots
-        self._n_running = 0
-        self._cache = _SlotCache(n_slots)
+        self._cache = _RowCache(n_slots)
+        self._n_rows = 0
         # Half precision on CPUs compiles a kernel for every new shape: do with few row counts.
         self._row_step = ROW_STEP if self._device.type == "cpu" and model.dtype != torch.float32 else 1
-        # By slot, on the device: newest token (not yet in the cache), its position, index among the new, seed.
-        self._token_B = torch.zeros(n_slots, dtype=torch.long, device=self._device)
-        self._position_B = torch.zeros_like(self._token_B)
-        self._index_B = torch.zeros_like(self._token_B)
-        self._seed_B = torch.zeros_like(self._token_B)
-        # By slot, on the host: everything sampled so far, and the position again.
+        self._slots: Array = np.zeros(0, dtype=np.int64)  # those in use, ordered by row
+        self._free = list(range(n_slots))[::-1]
+        # By slot. It all lives on the host: the device gets what a pass needs, and its results are read after each.
+        self._sequences: list[_Sequence | None] = [None] * n_slots
+        self._row = np.zeros(n_slots, dtype=np.int64)
         self._tokens = np.zeros((n_slots, max_new_tokens), dtype=np.int64)
         self._logprobs = np.zeros((n_slots, max_new_tokens), dtype=np.float32)
         self._n_new = np.zeros(n_slots, dtype=np.int64)
-        self._position = np.zeros(n_slots, dtype=np.int64)
+        self._newest = np.zeros(n_slots, dtype=np.int64)  # the newest token, which is not in the cache yet
+        self._position = np.zeros(n_slots, dtype=np.int64)  # and its position
+        self._seed = np.zeros(n_slots, dtype=np.uint64)
 
         self._pump: asyncio.Task[None] | None = None
         self._failure: str | None = None  # why nothing can be sampled any more
@@ -202,7 +206,7 @@ class TorchEngine:
     # The pump: one forward pass, then a turn for everyone else in the loop.
 
     async def _run(self) -> None:
-        while self._queue or self._ready or self._n_running:
+        while self._queue or self._ready or len(self._slots):
             start = time.perf_counter()
             with torch.inference_mode():
                 self._step()
@@ -220,8 +224,8 @@ class TorchEngine:
 
     def _fail(self, reason: str) -> None:
         """Give everyone who waits an InfrastructureError; each then drops its own request."""
-        running = (sequence.request for sequence in (*self._ready, *self._running) if sequence is not None)
-        for request in dict.fromkeys((*self._queue, *running)):
+        begun = (*self._ready, *(self._sequences[slot] for slot in self._slots))
+        for request in dict.fromkeys((*self._queue, *(sequence.request for sequence in begun if sequence))):
             if not request.future.done():
                 error = InfrastructureError(reason)
                 error.__cause__ = self._cause
@@ -232,23 +236,27 @@ class TorchEngine:
         if request in self._queue:
             self._queue.remove(request)
         self._ready = deque(sequence for sequence in self._ready if sequence.request is not request)
-        for slot, sequence in enumerate(self._running):
-            if sequence is not None and sequence.request is request:
-                self._running[slot] = None
-                self._n_running -= 1
+        held = [slot for slot in self._slots.tolist() if self._sequences[slot].request is request]  # type: ignore[union-attr]
+        self._release(np.array(held, dtype=np.int64))
+
+    def _release(self, slots: Array) -> None:
+        self._slots = self._slots[~np.isin(self._slots, slots)]
+        for slot in slots.tolist():
+            self._sequences[slot] = None
+            self._free.append(slot)
 
     # The work: prefill prompts, give sequences slots, decode one token for every slot in use.
 
     def _step(self) -> None:
-        if self._queue and len(self._ready) < self._n_slots - self._n_running:
+        if self._queue and len(self._ready) < len(self._free):
             self._prefill()
         self._place()
-        if self._n_running:
+        if len(self._slots):
             self._decode()
 
     def _prefill(self) -> None:
         """One pass over waiting prompts of similar length, and the first token of all their completions."""
-        n_free = self._n_slots - self._n_running - len(self._ready)
+        n_free = len(self._free) - len(self._ready)
         window = []
         for request in self._queue:
             if n_free <= 0:
@@ -257,20 +265,22 @@ class TorchEngine:
             n_free -= len(request.seeds)
         window.sort(key=lambda request: -len(request.prompt.tokens))
         longest = len(window[0].prompt.tokens)
-        least = longest - max(COLUMN_STEP, longest // 4)
+        least = longest - max(16, longest // 4)
         batch = [r for r in window[: max(1, PREFILL_TOKENS // longest)] if len(r.prompt.tokens) >= least]
         for request in batch:
             self._queue.remove(request)
 
         prefilled, logits_BV = _prefill(self._model, [request.prompt.tokens for request in batch])
         sequences = [
-            _Sequence(request, i, seed, self.version, prefilled, row)
-            for row, request in enumerate(batch)
+            _Sequence(request, i, seed, self.version, prefilled, prompt_row)
+            for prompt_row, request in enumerate(batch)
             for i, seed in enumerate(request.seeds)
         ]
-        seed_N = self._on_device([sequence.seed for sequence in sequences])
-        logits_NV = logits_BV[self._on_device([sequence.row for sequence in sequences])]
-        tokens_N, logprobs_N = sample_tokens(logits_NV, self._temperature, uniforms(seed_N, torch.zeros_like(seed_N)))
+        seeds = np.array([sequence.seed for sequence in sequences], dtype=np.uint64)
+        tokens_N, logprobs_N = self._draw(
+            logits_BV[self._on_device([sequence.prompt_row for sequence in sequences])],
+            uniforms(seeds, np.zeros_like(seeds)),
+        )
         for sequence, token, logprob in zip(sequences, tokens_N.tolist(), logprobs_N.tolist(), strict=True):
             if self._is_end_V[token] or self._max_new == 1:
                 self._finish(sequence, (token,), (logprob,))
@@ -281,76 +291,82 @@ class TorchEngine:
         self._counters["prompt_tokens"] += sum(len(request.prompt.tokens) for request in batch)
 
     def _place(self) -> None:
-        """Give free slots to sequences that are ready: their prompt's keys and values are copied into the slot."""
-        free = [slot for slot, sequence in enumerate(self._running) if sequence is None] if self._ready else []
-        placed = [(slot, self._ready.popleft()) for slot in free[: len(self._ready)]]
-        if not placed:
-            return
-        for slot, sequence in placed:
-            self._running[slot] = sequence
-            n_prompt = len(sequence.request.prompt.tokens)
-            self._tokens[slot, 0], self._logprobs[slot, 0] = sequence.token, sequence.logprob
-            self._n_new[slot], self._position[slot] = 1, n_prompt
-        self._n_running += len(placed)
-        slots = self._on_device([slot for slot, _ in placed])
-        self._token_B[slots] = self._on_device([sequence.token for _, sequence in placed])
-        self._seed_B[slots] = self._on_device([sequence.seed for _, sequence in placed])
-        self._position_B[slots] = self._on_device([len(sequence.request.prompt.tokens) for _, sequence in placed])
-        self._index_B[slots] = 1
-        for prefilled, group in itertools.groupby(placed, key=lambda pair: pair[1].prefilled):
-            pairs = list(group)
-            self._cache.fill(
-                self._on_device([slot for slot, _ in pairs]),
-                prefilled,
-                self._on_device([sequence.row for _, sequence in pairs]),
-            )
+        """Give free slots to sequences that are ready, and every slot its row: one for all sequences alike so far.
 
-    def _close_ranks(self) -> None:
-        """Move the last sequences into holes, so that the slots in use are the first ones."""
-        n = self._n_running
-        holes = [slot for slot in range(n) if self._running[slot] is None]
-        if not holes:
-            return
-        movers = [slot for slot in range(n, self._n_slots) if self._running[slot] is not None]
-        for hole, mover in zip(holes, movers, strict=True):
-            self._running[hole], self._running[mover] = self._running[mover], None
-        for array in (self._tokens, self._logprobs, self._n_new, self._position):
-            array[holes] = array[movers]
-        to, source = self._on_device(holes), self._on_device(movers)
-        for state in (self._token_B, self._position_B, self._index_B, self._seed_B):
-            state[to] = state[source]
-        self._cache.move(source, to)
+        The rows in use are the first ones. A row that is needed twice is copied, a hole is filled with the last.
+        """
+        old, row_of = self._slots, self._row[self._slots]
+        _, first, group_of = np.unique(
+            row_of * self._n_vocab + self._newest[old], return_index=True, return_inverse=True
+        )
+        source = row_of[first]  # ascending
+
+        arrivals: dict[tuple[int, int, int], list[int]] = {}  # sequences alike -> their slots
+        while self._ready and self._free:
+            sequence, slot = self._ready.popleft(), self._free.pop()
+            arrivals.setdefault((id(sequence.prefilled), sequence.prompt_row, sequence.token), []).append(slot)
+            self._sequences[slot] = sequence
+            self._tokens[slot, 0] = self._newest[slot] = sequence.token
+            self._logprobs[slot, 0] = sequence.logprob
+            self._position[slot] = len(sequence.request.prompt.tokens)
+            self._seed[slot] = sequence.seed
+            self._n_new[slot] = 1
+
+        self._n_rows = len(source) + len(arrivals)
+        stays = source < self._n_rows
+        stays[1:] &= source[1:] != source[:-1]
+        is_free = np.ones(self._n_rows, dtype=bool)
+        is_free[source[stays]] = False
+        free = np.flatnonzero(is_free)
+        n_moves = len(source) - int(stays.sum())
+        target = source.copy()
+        target[~stays] = free[:n_moves]
+        self._row[old] = target[group_of]
+        self._cache.arrange(self._n_rows, self._on_device(source[~stays]), self._on_device(free[:n_moves]))
+
+        groups = list(arrivals.values())
+        for row, group in zip(free[n_moves:], groups, strict=True):
+            self._row[group] = row
+        for prefilled, same in itertools.groupby(groups, key=lambda group: self._sequences[group[0]].prefilled):  # type: ignore[union-attr]
+            heads = [group[0] for group in same]
+            prompt_rows = [self._sequences[slot].prompt_row for slot in heads]  # type: ignore[union-attr]
+            self._cache.fill(self._on_device(self._row[heads]), prefilled, self._on_device(prompt_rows))
+        slots = np.concatenate([old, np.array([slot for group in groups for slot in group], dtype=np.int64)])
+        self._slots = slots[np.argsort(self._row[slots], kind="stable")]
 
     def _decode(self) -> None:
         """One token for every sequence that has a slot."""
-        self._close_ranks()
-        n = self._n_running
-        self._cache.fit(int(self._position[:n].max()) + 1)
-        n_rows = min(-(-n // self._row_step) * self._row_step, self._n_slots)
-        self._position_B[n:n_rows] = 0  # free slots that only fill up the pass: they may write where nobody reads
-        logits_BV = _decode(self._model, self._cache, self._token_B[:n_rows], self._position_B[:n_rows])[:n]
-        tokens_B, logprobs_B = sample_tokens(
-            logits_BV, self._temperature, uniforms(self._seed_B[:n], self._index_B[:n])
-        )
-        self._token_B[:n] = tokens_B
-        self._position_B[:n] += 1
-        self._index_B[:n] += 1
+        slots, n = self._slots, self._n_rows
+        row_of = self._row[slots]
+        # Free rows may fill up the pass; they write where nobody reads.
+        tokens, position = np.zeros((2, min(-(-n // self._row_step) * self._row_step, self._n_slots)), dtype=np.int64)
+        tokens[row_of], position[row_of] = self._newest[slots], self._position[slots]
+        logits_BV = _decode(self._model, self._cache, tokens, position)[:n]
+        logits_NV = logits_BV if n == len(slots) else logits_BV[self._on_device(row_of)]
+        tokens_N, logprobs_N = self._draw(logits_NV, uniforms(self._seed[slots], self._n_new[slots]))
 
-        tokens, slots = tokens_B.cpu().numpy(), np.arange(n)
-        self._tokens[slots, self._n_new[:n]] = tokens
-        self._logprobs[slots, self._n_new[:n]] = logprobs_B.cpu().numpy()
-        self._n_new[:n] += 1
-        self._position[:n] += 1
+        drawn, n_new = tokens_N.cpu().numpy(), self._n_new[slots]
+        self._newest[slots] = self._tokens[slots, n_new] = drawn
+        self._logprobs[slots, n_new] = logprobs_N.cpu().numpy()
+        self._n_new[slots] += 1
+        self._position[slots] += 1
         self._counters["decode_steps"] += 1
-        self._counters["slot_steps"] += n
-        for slot in np.flatnonzero(self._is_end_V[tokens] | (self._n_new[:n] == self._max_new)).tolist():
-            sequence, n_new = self._running[slot], self._n_new[slot]
-            assert sequence is not None
-            self._running[slot] = None
-            self._n_running -= 1
-            self._finish(
-                sequence, tuple(self._tokens[slot, :n_new].tolist()), tuple(self._logprobs[slot, :n_new].tolist())
-            )
+        self._counters["slot_steps"] += len(slots)
+        if len(ended := slots[self._is_end_V[drawn] | (n_new + 1 == self._max_new)]):
+            lengths = self._n_new[ended].tolist()
+            tokens_of = self._tokens[ended, : max(lengths)].tolist()
+            logprobs_of = self._logprobs[ended, : max(lengths)].tolist()
+            for slot, length, token_list, logprob_list in zip(
+                ended.tolist(), lengths, tokens_of, logprobs_of, strict=True
+            ):
+                self._finish(self._sequences[slot], tuple(token_list[:length]), tuple(logprob_list[:length]))  # type: ignore[arg-type]
+            self._release(ended)
+
+    def _draw(self, logits_NV: Tensor, uniform: Array) -> tuple[Tensor, Tensor]:
+        tokens_N, logprobs_N = sample_tokens(logits_NV, self._temperature, torch.from_numpy(uniform).to(self._device))
+        if not logprobs_N.isfinite().all():
+            raise ValueError(f"the model's logits are not finite (policy version {self.version})")
+        return tokens_N, logprobs_N
 
     def _finish(self, sequence: _Sequence, tokens: tuple[int, ...], logprobs: tuple[float, ...]) -> None:
         request = sequence.request
@@ -366,7 +382,7 @@ class TorchEngine:
             request.future.set_result([request.completions[i] for i in range(len(request.seeds))])
 
     def _on_device(self, values: Any) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self._device)
+        return torch.as_tensor(values, dtype=torch.long, device=self._device)
 
 
 @dataclass(eq=False, slots=True)
@@ -385,109 +401,124 @@ class _Request:
 
 @dataclass(eq=False, slots=True)
 class _Sequence:
-    """One completion in the making. prefilled, row: where the keys and values of its prompt are."""
+    """One completion in the making. prefilled, prompt_row: where the keys and values of its prompt are."""
 
     request: _Request
     index: int
     seed: int
     version_first: int
-    prefilled: DynamicCache
-    row: int
+    prefilled: _PromptCache
+    prompt_row: int
     token: int = 0
     logprob: float = 0.0
 
 
-class _SlotCache(Cache):
-    """Keys and values of the running sequences, position = column; for each layer [slots * heads, columns, head_dim].
+class _PromptCache(Cache):
+    """Keys and values of prefilled prompts: for each layer [prompts, heads, columns, head_dim], position = column."""
 
-    There are always just as many columns as the longest sequence needs now (to the next step): attention reads whole,
-    contiguous tensors, which batched products need to be fast, and short sequences are cheap.
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.sides: list[Tensor] = []  # keys and values by turns
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.sides += key_states, value_states
+        return key_states, value_states
+
+
+class _RowCache(Cache):
+    """Keys and values of running sequences, position = column: for each layer [rows * heads, columns, head_dim].
+
+    There are always just as many columns as the longest sequence needs now (to the next step). So attention reads whole,
+    contiguous tensors, as fast batched products want them, and short sequences are cheap.
     """
 
-    def __init__(self, n_slots: int) -> None:
+    def __init__(self, n_rows: int) -> None:
         super().__init__(layers=[])
-        self._n_slots = n_slots
+        self._n_rows = n_rows
+        self._n_used = 0
         self._n_heads = 0
         self._n_columns = 0
-        self._sides: tuple[list[Tensor], list[Tensor]] = ([], [])  # keys, values
+        self._memory: list[Tensor] = []  # keys and values by turns, flat; only ever grows
+        self._sides: list[Tensor] = []  # the same in its present shape
 
-    def fit(self, n_columns: int) -> None:
-        """Make room for n_columns; give room back when less than half is needed."""
+    def arrange(self, n_used: int, source: Tensor, target: Tensor) -> None:
+        """Copy source rows to target rows; from now on, the first n_used rows matter."""
+        self._n_used = n_used
+        if len(source):
+            for side in self._sides:
+                by_row = side.unflatten(0, (self._n_rows, self._n_heads))
+                by_row.index_copy_(0, target, by_row.index_select(0, source))
+
+    def fill(self, rows: Tensor, prompts: _PromptCache, prompt_rows: Tensor) -> None:
+        """Copy prompts into rows."""
+        _, self._n_heads, n_columns, _ = prompts.sides[0].shape
+        if not self._sides:
+            self._memory = [side.new_zeros(0) for side in prompts.sides]
+            self._sides = [side.new_zeros(self._n_rows * self._n_heads, 0, side.shape[3]) for side in prompts.sides]
+        self._fit(max(n_columns, self._n_columns))
+        for side, prompt_side in zip(self._sides, prompts.sides, strict=True):
+            by_row = side.unflatten(0, (self._n_rows, self._n_heads))
+            by_row[:, :, :n_columns].index_copy_(0, rows, prompt_side.index_select(0, prompt_rows))
+
+    def _fit(self, n_columns: int) -> None:
         if self._n_columns // 2 < n_columns <= self._n_columns:
             return
         self._n_columns = -(-max(n_columns, n_columns * 17 // 16) // COLUMN_STEP) * COLUMN_STEP
-        for side in self._sides:
-            for i, old in enumerate(side):
-                n_kept = min(old.shape[1], self._n_columns)
-                # Zeros, not empty: a masked NaN would still be a NaN.
-                side[i] = old.new_zeros(old.shape[0], self._n_columns, old.shape[2])
-                side[i][:, :n_kept] = old[:, :n_kept]
+        for i, old in enumerate(self._sides):
+            shape = (old.shape[0], self._n_columns, old.shape[2])
+            n_used, n_kept = self._n_used * self._n_heads, min(old.shape[1], self._n_columns)
+            kept = old[:n_used, :n_kept].clone()
+            if math.prod(shape) > len(self._memory[i]):
+                self._memory[i] = old.new_zeros(math.prod(shape))  # not empty: NaN shines through any mask
+            self._sides[i] = self._memory[i][: math.prod(shape)].view(shape)
+            self._sides[i][:n_used, :n_kept] = kept
 
-    def fill(self, slots: Tensor, prefilled: DynamicCache, rows: Tensor) -> None:
-        """Copy the given rows of a prefilled cache into slots."""
-        n = prefilled.get_seq_length()
-        if not self._n_heads:
-            self._n_heads = prefilled.layers[0].keys.shape[1]
-            for side, name in zip(self._sides, ("keys", "values"), strict=True):
-                for layer in prefilled.layers:
-                    _, n_heads, _, head_dim = getattr(layer, name).shape
-                    side.append(getattr(layer, name).new_zeros(self._n_slots * n_heads, 0, head_dim))
-        self.fit(max(n, self._n_columns))
-        for side, name in zip(self._sides, ("keys", "values"), strict=True):
-            for i, layer in enumerate(prefilled.layers):
-                by_slot = side[i].unflatten(0, (self._n_slots, self._n_heads))
-                by_slot[slots, :, :n] = getattr(layer, name)[rows]
-
-    def move(self, source: Tensor, to: Tensor) -> None:
-        for side in self._sides:
-            for one in side:
-                by_slot = one.unflatten(0, (self._n_slots, self._n_heads))
-                by_slot[to] = by_slot[source]
-
-    def aim(self, position_B: Tensor, dtype: torch.dtype) -> Tensor:
-        """The next pass writes row b at column position_B[b] of slot b. Returns its additive mask [B * heads, 1, 1, columns]."""
-        n = len(position_B) * self._n_heads
-        position_N = position_B.repeat_interleave(self._n_heads)
-        self._target_N = torch.arange(0, n * self._n_columns, self._n_columns, device=position_B.device) + position_N
-        is_ahead = torch.arange(self._n_columns, device=position_B.device) > position_N[:, None]
-        return (is_ahead.to(dtype) * torch.finfo(dtype).min)[:, None, None]
+    def aim(self, position: Array, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The next pass writes row b at column position[b] of row b. Returns its additive mask [B * heads, 1, 1, columns]."""
+        self._fit(int(position.max()) + 1)
+        n = len(position) * self._n_heads
+        targets = np.repeat(position, self._n_heads) + np.arange(0, n * self._n_columns, self._n_columns)
+        self._target_N = torch.from_numpy(targets).to(device)
+        masked = np.arange(self._n_columns) > position[:, None]
+        mask_BC = torch.from_numpy(masked).to(device).to(dtype).mul_(torch.finfo(dtype).min)
+        return mask_BC[:, None].expand(-1, self._n_heads, -1).reshape(n, 1, 1, self._n_columns)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         seen = []
-        for side, new in zip(self._sides, (key_states, value_states), strict=True):
-            all_slots, head_dim = side[layer_idx], new.shape[3]
-            all_slots.view(-1, head_dim).index_copy_(0, self._target_N, new.reshape(-1, head_dim))
-            seen.append(all_slots[: len(self._target_N)])
+        for side, new in zip(self._sides[2 * layer_idx : 2 * layer_idx + 2], (key_states, value_states), strict=True):
+            side.view(-1, new.shape[3]).index_copy_(0, self._target_N, new.reshape(-1, new.shape[3]))
+            seen.append(side[: len(self._target_N)])
         return seen[0], seen[1]
 
 
-def _prefill(model: Any, prompts: Sequence[Sequence[int]]) -> tuple[DynamicCache, Tensor]:
+def _prefill(model: Any, prompts: Sequence[Sequence[int]]) -> tuple[_PromptCache, Tensor]:
     """Keys and values of the prompts, and the logits [B, V] after the last token of each."""
-    device, longest = model.device, max(map(len, prompts))
+    longest, cache = max(map(len, prompts)), _PromptCache()
     padded = [(*prompt, *(0,) * (longest - len(prompt))) for prompt in prompts]
-    prefilled = DynamicCache()
     # Padding is on the right, where causal attention never looks; its keys are overwritten or masked later.
     output = model(
-        input_ids=torch.tensor(padded, device=device),
-        position_ids=torch.arange(longest, device=device)[None],
-        cache=prefilled,
+        input_ids=torch.tensor(padded, device=model.device),
+        position_ids=torch.arange(longest, device=model.device)[None],
+        cache=cache,
         use_cache=True,
-        logits_to_keep=torch.tensor([[len(prompt) - 1] for prompt in prompts], device=device),
+        logits_to_keep=torch.tensor([[len(prompt) - 1] for prompt in prompts], device=model.device),
     )
-    return prefilled, output.logits[:, 0]
+    return cache, output.logits[:, 0]
 
 
-def _decode(model: Any, cache: _SlotCache, token_B: Tensor, position_B: Tensor) -> Tensor:
-    """Logits [B, V] after one more token for each of the first B slots."""
+def _decode(model: Any, cache: _RowCache, tokens: Array, position: Array) -> Tensor:
+    """Logits [B, V] after one more token for each of the first B rows: its id, and its position."""
     config = model.config.get_text_config(decoder=True)
     usual, config._attn_implementation = config._attn_implementation, _ATTENTION
     try:
         output = model(
-            input_ids=token_B[:, None],
-            attention_mask=cache.aim(position_B, model.dtype),
-            position_ids=position_B[:, None],
+            input_ids=torch.from_numpy(tokens[:, None]).to(model.device),
+            attention_mask=cache.aim(position, model.device, model.dtype),
+            position_ids=torch.from_numpy(position[:, None]).to(model.device),
             cache=cache,
             use_cache=True,
         )
@@ -503,9 +534,9 @@ _HARMLESS = {"dropout", "is_causal", "sliding_window", "position_ids", "use_cach
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attention of one new token a sequence: two batched products, which on CPUs are several times faster than the fused kernels.
+    """Attention of one new token a row, as two batched products: on CPUs several times faster than the fused kernels.
 
-    query [B, heads, 1, dim]; key, value [B * key heads, columns, dim] and mask as _SlotCache gives them.
+    query [B, heads, 1, dim]; key, value [B * key heads, columns, dim] and mask as _RowCache gives them.
     """
     if unknown := [name for name, option in options.items() if option is not None and name not in _HARMLESS]:
         raise ValueError(f"the model asks for attention with {unknown[0]!r}, which the engine does not offer")
@@ -516,68 +547,57 @@ def _attend(
     return torch.bmm(weights, value).view(n, 1, -1, value.shape[2]), None
 
 
-def uniforms(seed_N: Tensor, index_N: Tensor) -> Tensor:
-    """One number of [0, 1) (float64, 53 bits) for each pair of seed and token index (int64), independent of all others.
+def uniforms(seeds: Array, index: Array) -> Array:
+    """One number of [0, 1) (float64, 53 bits) for each pair of seed and token index, independent of all others.
 
-    Counter-based, so it depends on nothing else: two rounds of the splitmix64 finaliser (Steele et al. 2014,
-    doi 10.1145/2714064.2660195), the index entering between them. int64 products wrap, as they must.
+    Counter-based: it depends on nothing else. Two rounds of the splitmix64 finaliser (Steele, Lea, Flood 2014,
+    doi 10.1145/2660193.2660195), the index entering between them.
     """
-    hash_N = _mix(_mix(seed_N) + (index_N + 1) * _signed(0x9E3779B97F4A7C15))
-    return _shift(hash_N, 11).to(torch.float64) * 2.0**-53
+    keys = _mix(seeds.astype(np.uint64)) + (index.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    return (_mix(keys) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
-    return x ^ _shift(x, 31)
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Right shift of 64 unsigned bits."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(bits: int) -> int:
-    return bits - (1 << 64) if bits >> 63 else bits
+def _mix(x: Array) -> Array:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def sample_tokens(logits_NV: Tensor, temperature: float, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
     """A token for each row and its natural log-probability (float32), by inverting the cumulative distribution.
 
-    Temperature 0 takes the most likely token, with its log-probability at temperature 1.
+    Temperature 0 takes the most likely token, with its log-probability at temperature 1. The arithmetic is float32 with
+    float64 sums, whatever the logits are. Logits that are not finite give a log-probability that is not.
     """
     logits_NV = logits_NV.float()
     if temperature not in (0, 1):
         logits_NV = logits_NV / temperature
-    top_N1 = logits_NV.amax(-1, keepdim=True)
-    weights_NV = (logits_NV - top_N1).exp_()
-    if (n_vocab := weights_NV.shape[1]) <= BLOCK:
-        total_N = weights_NV.sum(-1, dtype=torch.float64)
-        tokens_N, _ = _invert(weights_NV, uniform_N * total_N)
-    else:  # first a block of the vocabulary, then a token in it: one pass over all weights instead of three
-        blocks = F.pad(weights_NV, (0, -n_vocab % BLOCK)).unflatten(1, (-1, BLOCK))
-        sums = blocks.sum(-1)
-        total_N = sums.sum(-1, dtype=torch.float64)
-        block_N, rest_N = _invert(sums, uniform_N * total_N)
-        within_N, _ = _invert(blocks[torch.arange(len(blocks), device=blocks.device), block_N], rest_N)
-        tokens_N = block_N * BLOCK + within_N
+    weights_NV = (logits_NV - logits_NV.amax(-1, keepdim=True)).exp_()
     if temperature == 0:
-        tokens_N = logits_NV.argmax(-1)
-    tokens_N = tokens_N.clamp_(max=n_vocab - 1)  # NaN ends here; the caller looks at the log-probability
-    logprobs_N = logits_NV.gather(1, tokens_N[:, None])[:, 0] - top_N1[:, 0] - total_N.log().float()
-    return tokens_N, logprobs_N
+        token_N1, total_N1 = logits_NV.argmax(-1, keepdim=True), weights_NV.sum(-1, keepdim=True, dtype=torch.float64)
+    elif (n_vocab := weights_NV.shape[1]) <= BLOCK:
+        token_N1, sums_NV, _ = _search(weights_NV, uniform_N[:, None])
+        total_N1 = sums_NV[:, -1:]
+    else:  # first a block of the vocabulary, then a token in it: one pass over all weights instead of several
+        blocks = F.pad(weights_NV, (0, -n_vocab % BLOCK)).unflatten(1, (-1, BLOCK))
+        block_N1, sums_NV, target_N1 = _search(blocks.sum(-1), uniform_N[:, None])
+        total_N1 = sums_NV[:, -1:]
+        below_N1 = F.pad(sums_NV, (1, 0)).gather(1, block_N1)
+        share_N1 = (target_N1 - below_N1) / (sums_NV.gather(1, block_N1) - below_N1)
+        within_N1, _, _ = _search(
+            blocks.take_along_dim(block_N1[:, :, None], 1)[:, 0], share_N1.clamp_(0, 1 - 2.0**-53)
+        )
+        token_N1 = (block_N1 * BLOCK + within_N1).clamp_(max=n_vocab - 1)
+    return token_N1[:, 0], (weights_NV.gather(1, token_N1) / total_N1).log()[:, 0].float()
 
 
-def _invert(weights_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Index where the running sum (float64) of each row first exceeds the target, and what is left of the target there.
-
-    An index of weight 0 is never returned.
-    """
-    cumulative_NV = weights_NV.cumsum(-1, dtype=torch.float64)
-    target_N1 = torch.minimum(target_N[:, None], cumulative_NV[:, -1:] * (1 - 2.0**-53))
-    index_N1 = torch.searchsorted(cumulative_NV, target_N1, right=True)
-    before_N1 = F.pad(cumulative_NV, (1, 0)).gather(1, index_N1)
-    return index_N1[:, 0], (target_N1 - before_N1)[:, 0]
+def _search(weights_NV: Tensor, share_N1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Index where the running sum of each row first exceeds a share [0, 1) of its total, which is never an index of
+    weight 0; the running sums; and the share as a sum."""
+    sums_NV = weights_NV.cumsum(-1, dtype=torch.float64)
+    target_N1 = share_N1 * sums_NV[:, -1:]
+    index_N1 = torch.searchsorted(sums_NV, target_N1, right=True)
+    return index_N1.clamp_(max=weights_NV.shape[1] - 1), sums_NV, target_N1  # with NaN it runs off the end
 
 
 def _more(names: Sequence[str]) -> str:
@@ -625,12 +645,11 @@ def _try_out(model: Any) -> None:
     """ValueError unless two prompts of different lengths and one more token give what a plain forward pass gives."""
     tokens = torch.linspace(0.3, 0.6, 6).mul(model.config.get_text_config(decoder=True).vocab_size).long().tolist()
     cuts = [5, 2]
-    cache, slots = _SlotCache(2), torch.arange(2, device=model.device)
+    cache, rows = _RowCache(2), torch.arange(2, device=model.device)
     prefilled, _ = _prefill(model, [tokens[:cut] for cut in cuts])
-    cache.fill(slots, prefilled, slots)
-    cache.fit(max(cuts) + 1)
-    next_B = torch.tensor([tokens[cut] for cut in cuts], device=model.device)
-    ours_BV = _decode(model, cache, next_B, torch.tensor(cuts, device=model.device))
+    cache.arrange(2, rows[:0], rows[:0])
+    cache.fill(rows, prefilled, rows)
+    ours_BV = _decode(model, cache, np.array([tokens[cut] for cut in cuts]), np.array(cuts))
     plain_BV = model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False).logits[0, cuts]
     error, spread = (ours_BV - plain_BV).abs().max().item(), (plain_BV.amax() - plain_BV.amin()).item()
     tolerance = 0.01 if model.dtype == torch.float32 else 0.25  # half precision is that coarse on odd inputs

@@ -168,9 +168,10 @@ class TorchLearner:
         A batch without a trained token, or whose gradient is not finite, leaves weights, optimizer and version alone and
         says `skipped: 1`. Metrics without a value are left out.
 
-        Metrics, over the trained tokens of the step unless said otherwise:
+        Metrics, over the trained tokens of the step whose weight is not 0.0, unless said otherwise:
         loss, lr, grad_norm (before clipping), step_s, skipped, nonfinite_grad
-        n_tokens (trained), n_completions (with a trained token), n_micro_batches, padding_share (of positions computed)
+        n_tokens (trained, weight 0.0 included), n_completions (with a trained token), n_zero_weight (of these, not passed
+        through the model: without a KL term they only count in the average), n_micro_batches, padding_share (of positions computed)
         truncated_share: completions cut by the length limit / completions with a weight, masked ones included
         entropy: mean -log pi, an estimate when on-policy
         n_nan_logprobs: tokens whose sampler log-probability is not finite, which all that follows leaves out
@@ -195,6 +196,9 @@ class TorchLearner:
         if n_tokens == 0:
             return metrics | {"loss": 0.0, "skipped": 1, "step_s": time.perf_counter() - started_s}
 
+        # A weight of 0.0 adds its tokens to the count above and nothing to the gradient: no pass through the model.
+        samples = [sample for sample in samples if sample.weight != 0.0]
+        metrics["n_zero_weight"] = metrics["n_completions"] - len(samples)
         micro_batches = list(split(samples, self._micro_batch_tokens))
         statistics = _Statistics(self._accelerator.device)
         for chunk in micro_batches:
@@ -210,9 +214,13 @@ class TorchLearner:
             self._accelerator.backward(loss.loss_N.sum() / n_tokens)
             statistics.add(logprobs_N.detach(), loss, micro_batch.same_version_N)
         n_padded = sum(len(chunk) * chunk[0].length for chunk in micro_batches)
-        metrics |= statistics.metrics()
+        metrics |= statistics.metrics(n_tokens)
         metrics["n_micro_batches"] = len(micro_batches)
-        metrics["padding_share"] = 1 - sum(sample.length for sample in samples) / n_padded
+        if samples:
+            metrics["padding_share"] = 1 - sum(sample.length for sample in samples) / n_padded
+        else:  # still a step: the optimizer's momentum goes on
+            for parameter in self._trainable.values():
+                parameter.grad = torch.zeros_like(parameter)
 
         grad_norm = float(self._accelerator.clip_grad_norm_(list(self._trainable.values()), self._max_grad_norm))
         if math.isfinite(grad_norm):
@@ -434,15 +442,14 @@ class _Statistics:
         self._sums += torch.stack(columns).sum(1)
         self._maxima = torch.maximum(self._maxima, torch.stack((ratio_N, gap_N, same_gap_N)).amax(1))
 
-    def metrics(self) -> Metrics:
+    def metrics(self, n_trained: int) -> Metrics:
+        """n_trained: tokens that the loss is averaged over, those of weight 0.0 included."""
         total = dict(zip(self.SUMS, self._sums.tolist(), strict=True))
         largest = dict(zip(self.MAXIMA, self._maxima.tolist(), strict=True))
         n_known = total["known"]
-        metrics = {
-            "loss": total["loss"] / self._n,
-            "entropy": total["entropy"] / self._n,
-            "n_nan_logprobs": self._n - n_known,
-        }
+        metrics = {"loss": total["loss"] / n_trained, "n_nan_logprobs": self._n - n_known}
+        if self._n:
+            metrics["entropy"] = total["entropy"] / self._n
         if n_known:
             metrics |= {
                 "clip_fraction": (total["low"] + total["high"]) / n_known,
