@@ -17,7 +17,7 @@ test: $(READY)
 	$(BIN)/python -m pytest
 
 test-core: $(READY)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" tests/core
 
 check: lint test
 

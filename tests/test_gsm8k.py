@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nevergiveup.tasks.final_number import Number, final_answer, number, same_number
-from nevergiveup.tasks.gsm8k import GSM8K, INSTRUCTION, SPLITS, load_rows
+from nevergiveup.tasks.gsm8k import EXAMPLES, GSM8K, INSTRUCTION, SPLITS, load_rows
 from nevergiveup.types import Completion, Finish, Prompt
 
 TASK = GSM8K()
@@ -504,3 +504,11 @@ def test_files_that_hold_no_rows(tmp_path: Path) -> None:
 def test_a_gold_that_is_no_number_is_an_error_not_a_verdict() -> None:
     with pytest.raises(ValueError, match="prompt row: the gold answer 'see solution' is not a number"):
         score("see solution", r"\boxed{4}")
+
+
+def test_the_answer_style_shows_solved_examples_that_the_grader_accepts() -> None:
+    prompt = GSM8K(style="answer").prompts("train")[0]
+    assert [message["role"] for message in prompt.messages] == ["user", "assistant"] * 3 + ["user"]
+    assert prompt.messages[-1]["content"] == GSM8K().prompts("train")[0].messages[0]["content"].partition("\n\n")[0]
+    for (_, gold), shown in zip(EXAMPLES, prompt.messages[1::2], strict=True):
+        assert final_answer(shown["content"]) == str(gold)

@@ -40,7 +40,7 @@ class Data:
 def make_task(settings: Settings) -> Task:
     if settings.task.name == "chains":
         return Chains(seed=settings.seed, preset=settings.task.preset)
-    return GSM8K()
+    return GSM8K(settings.task.style)
 
 
 def model_folder(settings: Settings) -> Path | str:
@@ -131,7 +131,9 @@ def load_data(settings: Settings, tokenizer: PreTrainedTokenizerBase, progress: 
     from nevergiveup.encode import encode_prompts
 
     task = make_task(settings)
-    train = load_rows(Path(settings.task.data)) if settings.task.data else list(task.prompts("train"))
+    train = (
+        load_rows(Path(settings.task.data), settings.task.style) if settings.task.data else list(task.prompts("train"))
+    )
     heldout = list(task.prompts("heldout" if settings.task.name == "chains" else "test"))
     if settings.task.n_prompts is not None:
         train = Random("n_prompts").sample(train, min(settings.task.n_prompts, len(train)))

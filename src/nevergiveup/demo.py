@@ -25,7 +25,8 @@ from nevergiveup.strategies import FixedK
 from nevergiveup.train import train, write_json
 
 SPLITS = ("heldout", "train")
-LABELS = {"fixed": "fixed-K GRPO", "ngu": "NGU"}
+LABELS = {"fixed": "fixed-K", "ngu": "NGU"}
+"""fixed: GRPO with a fixed K."""
 
 
 def arms(settings: Settings) -> dict[str, Settings]:
@@ -115,14 +116,16 @@ def _plot(summaries: dict[str, list[dict[str, Any]]], path: Path) -> None:
 
 def _print(comparison: dict[str, Any], summaries: dict[str, list[dict[str, Any]]], console: Console) -> None:
     heldout = comparison["heldout"]
-    table = Table(title="pass@1 on held-out prompts, by difficulty at the start", title_justify="left")
-    table.add_column("difficulty")
+    table = Table(
+        title="pass@1 on held-out prompts, by difficulty at the start; completions drawn", title_justify="left"
+    )
+    table.add_column("difficulty", no_wrap=True)
     table.add_column("before", justify="right")
     for label in LABELS.values():
         table.add_column(label, justify="right")
-    table.add_column("difference", justify="right")
+    table.add_column("gain", justify="right")
     for label in LABELS.values():
-        table.add_column(f"completions, {label}", justify="right")
+        table.add_column(f"drawn,\n{label}", justify="right")
     drawn = {
         name: {b: sum(_spent(summary, "drawn")[b] for summary in runs) / len(runs) for b in BUCKETS}
         for name, runs in summaries.items()

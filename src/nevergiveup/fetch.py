@@ -86,11 +86,13 @@ def _convert(gguf: Path, folder: Path) -> None:
         import torch
         from tokenizers import pre_tokenizers
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+        from transformers.utils import logging
     except ImportError as error:
         raise FetchError(
             f"{error.name} is not installed: run `pip install 'nevergiveup[train]'`, then try again"
         ) from None
 
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     # Each digit is a token of its own, also behind spaces and line ends (GGUF says so with `pre = smollm`). The general
     # conversion leaves this out, and splits the white space before a digit in a way the model has not seen.

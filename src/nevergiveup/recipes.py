@@ -48,13 +48,14 @@ _ALL = (
     Recipe(
         name="gsm8k-smollm2",
         summary="NGU on grade-school mathematics (GSM8K) with SmolLM2-135M-Instruct; first: ngu fetch smollm2",
-        expect="shows that a real model trains on a CPU; a noticeable gain takes a GPU and many more steps",
+        expect="a real model on real rows, on a CPU: about a minute a step. It guesses 1 to 3 % of the answers at the start; "
+        "no lasting gain has been measured",
         settings=Settings(
-            task=TaskSettings(name="gsm8k"),
+            task=TaskSettings(name="gsm8k", style="answer", max_prompt_tokens=224),
             model=ModelSettings(path="smollm2", engine_dtype="bfloat16"),
             strategy=NeverGiveUp(k=4, p=0.9, window=4),
-            sampling=SamplingSettings(max_new_tokens=192, n_slots=32),
-            batch=BatchSettings(n_groups=4),
+            sampling=SamplingSettings(max_new_tokens=16, n_slots=64),
+            batch=BatchSettings(n_groups=4, max_pending=24),
             learner=LearnerSettings(lr=1e-6, micro_batch_tokens=4096),
             eval=EvalSettings(n_prompts=0),
             steps=200,

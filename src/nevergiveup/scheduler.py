@@ -195,7 +195,9 @@ class Scheduler:
     def next(self) -> Request | None:
         """The next request to hand to an engine; None when there is none now (back-pressure, or nothing left)."""
         self._refill()
-        if not self._queue or self._far_enough_ahead() or self._over_budget(self._queue[0].draws):
+        if not self._queue or self._over_budget(self._queue[0].draws):
+            return None
+        if self._far_enough_ahead() and not self._is_restoring():
             return None
         chain = self._queue.popleft()
         prompt = self.prompts[chain.row]
@@ -216,8 +218,8 @@ class Scheduler:
         return request
 
     def _refill(self) -> None:
-        if self._queue and self._queue[0].request is not None:
-            return  # just restored: what was in flight goes out again before anything new is opened
+        if self._is_restoring():
+            return
         while len(self._live) + self._n_training < self.max_pending and not self._over_budget(0):
             row = self._next_row()
             if row is None:
@@ -226,6 +228,10 @@ class Scheduler:
             self.ledger.chains["opened"] += 1
             self._live[row] = chain
             self._queue.append(chain)
+
+    def _is_restoring(self) -> bool:
+        """Whether what was in flight when the checkpoint was taken still has to go out again: before anything else does."""
+        return bool(self._queue) and self._queue[0].request is not None
 
     def _far_enough_ahead(self) -> bool:
         return len(self._ready) + self._n_training >= self.max_ready

@@ -21,6 +21,8 @@ class TaskSettings:
     """Task: chains (generated puzzles for a tiny model) or gsm8k (grade-school mathematics)."""
     data: str = ""
     """JSON Lines file of your own rows for gsm8k (question and answer); empty for the data that come with the package."""
+    style: Literal["steps", "answer"] = "steps"
+    """gsm8k only: ask for step-by-step reasoning, or for the bare answer after three solved examples (tiny models)."""
     preset: Literal["demo", "study"] = "demo"
     """chains only: how reliable the teacher of the warm-up is, by tier."""
     n_prompts: int | None = None

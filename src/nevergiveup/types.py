@@ -159,7 +159,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """n completions wanted for one prompt. `seed` differs for every visit, round and re-issue of every prompt."""
+    """n completions wanted for one prompt. `seed` differs for every visit, round and trouble of every prompt; a
+    request that was in flight when a checkpoint was restored is issued again under its old number and seed."""
 
     id: int
     prompt: Prompt

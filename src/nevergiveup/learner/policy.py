@@ -171,7 +171,8 @@ class TorchLearner:
         Metrics, over the trained tokens of the step whose weight is not 0.0, unless said otherwise:
         loss, lr, grad_norm (before clipping), step_s, skipped, nonfinite_grad
         n_tokens (trained, weight 0.0 included), n_completions (with a trained token), n_zero_weight (of these, not passed
-        through the model: without a KL term they only count in the average), n_micro_batches, padding_share (of positions computed)
+            through the model: without a KL term they only count in the average)
+        n_micro_batches, padding_share (of positions computed)
         truncated_share: completions cut by the length limit / completions with a weight, masked ones included
         entropy: mean -log pi, an estimate when on-policy
         n_nan_logprobs: tokens whose sampler log-probability is not finite, which all that follows leaves out

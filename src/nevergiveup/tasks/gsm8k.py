@@ -17,12 +17,24 @@ import json
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from nevergiveup.tasks.final_number import final_answer, number, same_number
 from nevergiveup.types import Completion, Message, Prompt
 
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
+
+EXAMPLES = (
+    ("Tom has 3 bags with 4 apples each. He eats 2 apples. How many apples are left?", 10),
+    ("A pen costs $2 and a book costs $9. How much do 5 pens and a book cost?", 19),
+    ("Ben has 24 marbles. He gives half of them to his sister and shares the rest equally among 4 friends. "
+     "How many marbles does each friend get?", 3),
+)  # fmt: skip
+"""Solved problems, made up for this purpose."""
+
+Style: TypeAlias = Literal["steps", "answer"]
+"""steps: the question with a request to reason step by step. answer: after EXAMPLES, answered without any reasoning, as
+earlier turns of the chat; for models too small to reason, whose rare right answers are guesses."""
 
 SPLITS: Mapping[str, str] = {"train": "gsm8k_train.jsonl.gz", "test": "gsm8k_platinum.jsonl.gz"}
 
@@ -34,11 +46,16 @@ _MOST_SHOWN = 10
 class GSM8K:
     """The Task of the shipped rows. `grade` judges any prompt whose `answer` is a number as text (see `load_rows`)."""
 
+    def __init__(self, style: Style = "steps") -> None:
+        self.style = style
+
     def prompts(self, split: str) -> list[Prompt]:
         if split not in SPLITS:
             raise ValueError(f"gsm8k has no split {split!r}: use one of {', '.join(SPLITS)}")
         name = SPLITS[split]
-        return _prompts(gzip.decompress(files("nevergiveup.tasks").joinpath("data", name).read_bytes()), name)
+        return _prompts(
+            gzip.decompress(files("nevergiveup.tasks").joinpath("data", name).read_bytes()), name, self.style
+        )
 
     def grade(self, prompt: Prompt, completion: Completion) -> int:
         gold = number(prompt.answer)
@@ -49,18 +66,18 @@ class GSM8K:
         return int(answer is not None and same_number(gold, answer))
 
 
-def load_rows(path: Path) -> list[Prompt]:
+def load_rows(path: Path, style: Style = "steps") -> list[Prompt]:
     """Prompts from a JSONL file of one's own, one object a line (UTF-8; a byte order mark, CRLF and empty lines do no harm).
 
-    "question" or "prompt": text, which gets the request for a boxed answer appended, or a list of chat messages, which
-    is left as it is. "answer", "solution" or "gold": a number, or a text that is one or has one after its last `####`.
+    "question" or "prompt": text, which is put into the chat of that style, or a list of chat messages, which is left as
+    it is. "answer", "solution" or "gold": a number, or a text that is one or has one after its last `####`.
 
     Raises ValueError that names the file and every defective line (the first ten): nothing is skipped in silence.
     """
-    return _prompts(Path(path).read_bytes(), str(path))
+    return _prompts(Path(path).read_bytes(), str(path), style)
 
 
-def _prompts(data: bytes, name: str) -> list[Prompt]:
+def _prompts(data: bytes, name: str, style: Style) -> list[Prompt]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -73,7 +90,7 @@ def _prompts(data: bytes, name: str) -> list[Prompt]:
         if not row.strip():
             continue
         try:
-            messages, answer = _row(row)
+            messages, answer = _row(row, style)
         except ValueError as error:
             defects.append(f"line {line}: {error}")
             continue
@@ -92,7 +109,7 @@ def _prompts(data: bytes, name: str) -> list[Prompt]:
     return prompts
 
 
-def _row(text: str) -> tuple[tuple[Message, ...], str]:
+def _row(text: str, style: Style) -> tuple[tuple[Message, ...], str]:
     """The chat and the gold answer of one line; numbers are kept as they are written. Raises ValueError."""
     try:
         row = json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
@@ -100,7 +117,7 @@ def _row(text: str) -> tuple[tuple[Message, ...], str]:
         raise ValueError(f"broken JSON at column {error.colno}: {error.msg}") from None
     if not isinstance(row, dict):
         raise ValueError('not a JSON object; write {"question": ..., "answer": ...}')
-    return _messages(_first(row, QUESTION_KEYS, "question")), _gold(_first(row, ANSWER_KEYS, "answer"))
+    return _messages(_first(row, QUESTION_KEYS, "question"), style), _gold(_first(row, ANSWER_KEYS, "answer"))
 
 
 def _first(row: dict[str, Any], keys: tuple[str, ...], what: str) -> Any:
@@ -113,7 +130,11 @@ def _first(row: dict[str, Any], keys: tuple[str, ...], what: str) -> Any:
     raise ValueError(f"no {what} (looked for {', '.join(keys)})")
 
 
-def _messages(question: Any) -> tuple[Message, ...]:
+def _messages(question: Any, style: Style) -> tuple[Message, ...]:
+    if isinstance(question, str) and style == "answer":
+        turns = [(asked, rf"The answer is \boxed{{{answer}}}.") for asked, answer in EXAMPLES]
+        chat = [text for turn in turns for text in turn] + [question.strip()]
+        return tuple({"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(chat))
     if isinstance(question, str):
         return ({"role": "user", "content": f"{question.strip()}\n\n{INSTRUCTION}"},)
     if not isinstance(question, list):

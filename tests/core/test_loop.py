@@ -165,7 +165,7 @@ def test_a_reward_that_raises_now_and_then_does_not_count_as_wrong():
         if prompt.id.endswith("3"):
             raise KeyError("no such row")
 
-    loop, scheduler, learner, events = make(prompts(0.5), task=DigitTask(trouble))
+    loop, _, learner, events = make(prompts(0.5), task=DigitTask(trouble))
     run(loop)
     unverified = [e for e in events if e.kind == "judged" and e.n_unverified]
     assert unverified
@@ -177,7 +177,7 @@ def test_a_broken_grader_ends_the_run_with_its_first_traceback():
     def trouble(prompt):
         raise KeyError("column gold is missing")
 
-    loop, scheduler, learner, _ = make(prompts(0.5), task=DigitTask(trouble))
+    loop, scheduler, *_ = make(prompts(0.5), task=DigitTask(trouble))
     with pytest.raises(GraderBroken, match="column gold is missing"):
         run(loop)
     assert scheduler.ledger.trained == 0
@@ -206,7 +206,7 @@ def test_a_silent_engine_is_noticed():
     ("rate", "words"), [(1.0, "100 % of groups solved at once"), (0.0, "given up without a success")]
 )
 def test_data_that_can_never_train_end_with_a_reason(rate, words):
-    loop, scheduler, learner, _ = make(prompts(rate, n=7))
+    loop, _, learner, _ = make(prompts(rate, n=7))
     reason = run(loop)
     assert "gave nothing to train on" in reason
     assert words in reason
@@ -220,7 +220,7 @@ def test_a_data_set_smaller_than_a_batch_trains():
 
 
 def test_the_budget_of_completions_is_not_exceeded_and_all_of_it_is_used():
-    loop, scheduler, learner, _ = make(prompts(0.5), strategy=FixedK(), n_steps=None, max_completions=100)
+    loop, scheduler, *_ = make(prompts(0.5), strategy=FixedK(), n_steps=None, max_completions=100)
     assert run(loop) == "the budget of 100 completions is spent"
     assert scheduler.ledger.drawn == 100
     assert scheduler.ledger.trained == 100  # the last batch is a partial one
@@ -238,7 +238,7 @@ def test_truncated_completions_are_wrong_unless_kept():
 
 
 def test_stop_ends_after_the_running_step():
-    loop, scheduler, learner, _ = make(prompts(0.5), n_steps=None)
+    loop, _, learner, _ = make(prompts(0.5), n_steps=None)
 
     async def stop_later(step):
         if step.version == 3:

@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from driver import attempts, prompts_named
 
-from core_driver import attempts, prompts_named
 from nevergiveup.advantages import centred
 from nevergiveup.events import Event, Failed, Judged, Trained, WentStale
 from nevergiveup.scheduler import Scheduler

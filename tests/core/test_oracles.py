@@ -17,8 +17,8 @@ from math import comb, log1p, sqrt
 from random import Random
 
 import pytest
+from driver import attempts, prompts_named
 
-from core_driver import attempts, prompts_named
 from nevergiveup.advantages import anchored, centred
 from nevergiveup.scheduler import Scheduler
 from nevergiveup.strategies import DynamicSampling, NeverGiveUp, Strategy
@@ -257,7 +257,7 @@ def check_chain(outcome: Outcome, p: Fraction, k: int, rho: Fraction, *, kept: b
         near(sum(rounds) / len(rounds), float(odds.n_attempts_if_trained), sd, len(rounds))
 
 
-N_GROUPS = 4000
+N_GROUPS = 3000
 """Groups that a Monte-Carlo row may generate: it bounds the time, and the rows differ in attempts per chain."""
 
 

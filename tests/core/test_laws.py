@@ -17,10 +17,10 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+from driver import Drive, Rewards, binary, graded, prompts_named
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from core_driver import Drive, Rewards, binary, graded, prompts_named
 from nevergiveup.advantages import centred
 from nevergiveup.events import Event, Failed, Judged, Trained, WentStale, decode, encode
 from nevergiveup.scheduler import MAX_TROUBLE, RetryOrder, Scheduler
@@ -114,6 +114,7 @@ class SchedulerLaws(RuleBasedStateMachine):
         self.arguments: dict[str, Any] = {
             "n_groups": n_groups,
             "lag": rng.choice([0, 0.5, 1, 3]),
+            "max_pending": rng.choice([None, None, 3, 7]),
             "retry_order": rng.choice(["back", "front"]),
             "max_epochs": rng.choice([None, None, 2, 5]),
             "max_completions": rng.choice([None, None, 400]),
@@ -492,7 +493,7 @@ TestSchedulerLaws = SchedulerLaws.TestCase
 TestSchedulerLaws.settings = settings(max_examples=40, stateful_step_count=15)
 
 
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("block", range(5))
 def test_laws_hold_in_long_runs(block: int) -> None:
     """The same machine without the search: many settings, long runs."""
     for seed in range(10 * block, 10 * (block + 1)):
@@ -528,6 +529,7 @@ def some_run(case: int) -> Drive:
     arguments: dict[str, Any] = {
         "n_groups": rng.choice([1, 2, 4]),
         "lag": rng.choice([0, 0.5, 1, 2]),
+        "max_pending": rng.choice([None, 4, 9]),
         "retry_order": rng.choice(["back", "front"]),
         "max_epochs": rng.choice([None, 2, 4]),
         "max_completions": rng.choice([None, 150]),

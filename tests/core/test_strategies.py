@@ -9,8 +9,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from driver import attempts
 
-from core_driver import attempts
 from nevergiveup.advantages import anchored, centred
 from nevergiveup.strategies import STRATEGIES, DynamicSampling, FixedK, NeverGiveUp, Strategy
 from nevergiveup.types import Group, Prompt, Verdict, exact

@@ -14,8 +14,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from driver import attempts, binary, prompts_named
 
-from core_driver import attempts, binary, prompts_named
 from nevergiveup.events import Dispatched, Event, Failed, Judged, Published, Trained, WentStale
 from nevergiveup.scheduler import MAX_TROUBLE, Scheduler
 from nevergiveup.strategies import DynamicSampling, FixedK, NeverGiveUp
@@ -601,6 +601,16 @@ def test_what_was_in_flight_is_issued_again_before_anything_new_is_opened(slow: 
         deliver(scheduler, late, RIGHT)
         orders.append([request.prompt.id for request in requests(scheduler)])
     assert orders[0] == orders[1]
+
+
+def test_what_was_in_flight_is_issued_again_even_when_far_enough_ahead() -> None:
+    scheduler, _ = scheduler_for(NeverGiveUp(), 10, n_groups=2, lag=0, max_pending=5)
+    in_flight = requests(scheduler)
+    for request in in_flight[:2]:
+        deliver(scheduler, request, MIXED)
+    restored, _ = scheduler_for(NeverGiveUp(), 10, n_groups=2, lag=0, max_pending=5)
+    restored.load_state_dict(scheduler.state_dict())
+    assert requests(restored) == in_flight[2:]
 
 
 def test_a_checkpoint_of_other_data_or_another_seed_is_refused() -> None:
