@@ -200,7 +200,8 @@ def test_pass_rates_are_the_probabilities_of_the_completions(temperature: float)
 
     def next_probabilities(tokens: tuple[int, ...]) -> torch.Tensor:
         with torch.no_grad():
-            return (model(torch.tensor([tokens])).logits[0, -1] / temperature).softmax(-1)
+            logits: torch.Tensor = model(torch.tensor([tokens])).logits[0, -1]
+        return (logits / temperature).softmax(-1)
 
     first = next_probabilities(prompt)
     second = [next_probabilities((*prompt, token)) for token in range(6)]

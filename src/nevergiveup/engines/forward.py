@@ -181,18 +181,16 @@ class Forward:
         the time of a decode pass goes into when the model or the batch is small."""
         body = self.model.model
         x = body.embed_tokens(ids)
-        cos, sin = (half.chunk(2, -1)[0].unsqueeze(2) for half in body.rotary_emb(x, positions))
+        cos, sin = (t.unsqueeze(2) for t in body.rotary_emb(x, positions))
+        left, right = sin.chunk(2, -1)
+        signed_sin, by_head = torch.cat((-left, right), -1), (*ids.shape, -1, sin.shape[-1])
         for i, layer in enumerate(body.layers):
-            attention = layer.self_attn
-            h = _normed(layer.input_layernorm, x)
-            query, key, value = (
-                project(h).unflatten(-1, (-1, attention.head_dim))
-                for project in (attention.q_proj, attention.k_proj, attention.v_proj)
-            )
+            attention, h = layer.self_attn, _normed(layer.input_layernorm, x)
+            query, key = attention.q_proj(h).view(by_head), attention.k_proj(h).view(by_head)
             if hasattr(attention, "q_norm"):
                 query, key = _normed(attention.q_norm, query), _normed(attention.k_norm, key)
-            query, key, value = (t.transpose(1, 2) for t in (_rotated(query, cos, sin), _rotated(key, cos, sin), value))
-            key, value = cache.update(key, value, i)
+            query, key = _rotated(query, key, cos, signed_sin)
+            key, value = cache.update(key, attention.v_proj(h).view(by_head).transpose(1, 2), i)
             if mask is None:
                 y = F.scaled_dot_product_attention(
                     query, key, value, is_causal=True, scale=attention.scaling, enable_gqa=True
@@ -255,9 +253,12 @@ def _normed(norm: Any, x: Tensor) -> Tensor:
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    left, right = x.chunk(2, -1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
+def _rotated(query: Tensor, key: Tensor, cos: Tensor, signed_sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotary embedding, and heads before positions."""
+    both = torch.cat((query, key), 2)
+    left, right = both.chunk(2, -1)
+    both = (both * cos).add_(torch.cat((right, left), -1).mul_(signed_sin)).transpose(1, 2)
+    return both[:, : query.shape[2]], both[:, query.shape[2] :]
 
 
 _ATTENTION = "nevergiveup_decode"

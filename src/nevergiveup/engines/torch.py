@@ -255,60 +255,56 @@ class TorchEngine:
         tokens, logprobs = self._draw(logits_BV[self._on_device(prompt_rows)], stream_N, np.zeros_like(stream_N))
         firsts = zip(tokens.tolist(), logprobs.tolist(), strict=True)
         for prompt_row, request in enumerate(batch):
-            begun = [
-                _Sequence(request, i, self.version, cache, prompt_row, token, logprob)
-                for i, (token, logprob) in enumerate(itertools.islice(firsts, len(request.seeds)))
-            ]
-            for sequence in sorted(begun, key=lambda sequence: sequence.token):  # those alike side by side
-                if self._is_end_V[sequence.token] or self._max_new == 1:
-                    self._finish(sequence, (sequence.token,), (sequence.logprob,))
+            origin = _Origin(cache, prompt_row)
+            for i, (token, logprob) in enumerate(itertools.islice(firsts, len(request.seeds))):
+                if self._is_end_V[token] or self._max_new == 1:
+                    self._finish(request, i, self.version, [token], [logprob])
                 else:
-                    self._ready.append(sequence)
+                    self._ready.append(_Sequence(request, i, self.version, token, logprob, origin))
         self._counters["prompts"] += len(batch)
         self._counters["prompt_tokens"] += sum(len(request.prompt.tokens) for request in batch)
 
     def _place(self) -> None:
         """Give free slots to sequences that are ready, and every slot its row: one for all sequences alike so far.
 
-        The rows in use are the first ones: a row that splits is copied, and the last move into holes.
+        The rows in use are the first ones: a row that splits is copied, and the last ones move into holes.
         """
-        old, old_rows = self._slots, self._row[self._slots]
-        _, first, group_of = np.unique(
-            old_rows * self._n_vocab + self._newest[old], return_index=True, return_inverse=True
-        )
-        source = old_rows[first]  # ascending
-
+        n_slots, origins, new_rows = len(self._row), list[_Origin](), list[int]()
         new = [self._ready.popleft() for _ in range(min(len(self._free), len(self._ready)))]
         new_slots = [self._free.pop() for _ in new]
+        for sequence in new:  # a row beyond the last, for each prompt: to be filled instead of copied
+            if sequence.origin is not None and (not origins or origins[-1] is not sequence.origin):
+                origins.append(sequence.origin)
+            new_rows.append(n_slots + len(origins) - 1)
         self._sequences.update(zip(new_slots, new, strict=True))
+        self._row[new_slots] = new_rows
         self._stream[new_slots] = streams(np.array([sequence.request.seeds[sequence.index] for sequence in new]))
         self._position[new_slots] = [len(sequence.request.prompt.tokens) for sequence in new]
         self._newest[new_slots] = self._tokens[new_slots, 0] = [sequence.token for sequence in new]
         self._logprobs[new_slots, 0] = [sequence.logprob for sequence in new]
         self._n_new[new_slots] = 1
-        groups = [list(group) for _, group in itertools.groupby(new_slots, lambda slot: self._sequences[slot].likeness)]
 
-        self._n_rows = len(source) + len(groups)
+        slots = np.concatenate([self._slots, np.array(new_slots, dtype=np.int64)])
+        rows = self._row[slots]
+        alike = rows * self._n_vocab + self._newest[slots]  # sequences are, if they were and their newest tokens are
+        _, first, group_of = np.unique(alike, return_index=True, return_inverse=True)
+        source = rows[first]  # ascending
+        self._n_rows = len(source)
         stays = source < self._n_rows
         stays[1:] &= source[1:] != source[:-1]
         is_hole = np.ones(self._n_rows, dtype=bool)
         is_hole[source[stays]] = False
-        holes, n_moves = np.flatnonzero(is_hole), len(source) - np.count_nonzero(stays)
         target = source.copy()
-        target[~stays] = holes[:n_moves]
-        self._row[old] = target[group_of]
-        self._forward.cache.arrange(self._n_rows, self._on_device(source[~stays]), self._on_device(holes[:n_moves]))
-
-        self._row[new_slots] = np.repeat(holes[n_moves:], [len(group) for group in groups])
-        heads = [group[0] for group in groups]
-        for cache, same in itertools.groupby(heads, lambda slot: self._sequences[slot].cache):
-            some = list(same)
-            prompt_rows = self._on_device([self._sequences[slot].prompt_row for slot in some])
-            assert cache is not None
-            self._forward.cache.fill(self._on_device(self._row[some]), cache, prompt_rows)
+        target[~stays] = np.flatnonzero(is_hole)
+        moves, comes = ~stays & (source < n_slots), source >= n_slots
+        self._forward.cache.arrange(self._n_rows, self._on_device(source[moves]), self._on_device(target[moves]))
+        fills = [(row, origins[i]) for row, i in zip(target[comes].tolist(), source[comes] - n_slots, strict=True)]
+        for cache, some in itertools.groupby(fills, lambda fill: fill[1].cache):
+            to_rows, prompt_rows = zip(*((row, origin.prompt_row) for row, origin in some), strict=True)
+            self._forward.cache.fill(self._on_device(to_rows), cache, self._on_device(prompt_rows))
         for sequence in new:
-            sequence.cache = None  # it is as large as all the prompts of its pass
-        slots = np.concatenate([old, np.array(new_slots, dtype=np.int64)])
+            sequence.origin = None  # its cache is as large as all the prompts of its pass
+        self._row[slots] = target[group_of]
         self._slots = slots[np.argsort(self._row[slots], kind="stable")]
 
     def _decode(self) -> None:
@@ -334,7 +330,8 @@ class TorchEngine:
             all_tokens = self._tokens[over, : max(lengths)].tolist()
             all_logprobs = self._logprobs[over, : max(lengths)].tolist()
             for slot, n, its_tokens, its_logprobs in zip(over.tolist(), lengths, all_tokens, all_logprobs, strict=True):
-                self._finish(self._sequences[slot], tuple(its_tokens[:n]), tuple(its_logprobs[:n]))
+                sequence = self._sequences[slot]
+                self._finish(sequence.request, sequence.index, sequence.version_first, its_tokens[:n], its_logprobs[:n])
             self._release(is_over)
 
     def _draw(self, logits_NV: Tensor, stream_N: Array, index_N: Array) -> tuple[Array, Array]:
@@ -346,12 +343,13 @@ class TorchEngine:
             raise ValueError(f"the model's logits are not finite (policy version {self.version})")
         return tokens, logprobs
 
-    def _finish(self, sequence: _Sequence, tokens: tuple[int, ...], logprobs: tuple[float, ...]) -> None:
-        request = sequence.request
+    def _finish(
+        self, request: _Request, index: int, version_first: int, tokens: list[int], logprobs: list[float]
+    ) -> None:
         finish: Finish = "stop" if self._is_end_V[tokens[-1]] else "length"
         text = "" if self._tokenizer is None else self._tokenizer.decode(tokens, skip_special_tokens=True)
-        request.completions[sequence.index] = Completion(
-            tokens, logprobs, text, finish, version_first=sequence.version_first, version_last=self.version
+        request.completions[index] = Completion(
+            tuple(tokens), tuple(logprobs), text, finish, version_first, version_last=self.version
         )
         request.n_missing -= 1
         self._counters["completions"] += 1
@@ -378,21 +376,23 @@ class _Request:
 
 
 @dataclass(eq=False, slots=True)
+class _Origin:
+    """Where the keys and values of a prompt are."""
+
+    cache: PromptCache
+    prompt_row: int
+
+
+@dataclass(eq=False, slots=True)
 class _Sequence:
-    """A completion that has begun. cache, prompt_row: where the keys and values of its prompt are
-    until it gets a slot; token, logprob: its first."""
+    """A completion that has begun. token, logprob: its first; origin: of its prompt, until it has a slot."""
 
     request: _Request
     index: int
     version_first: int
-    cache: PromptCache | None
-    prompt_row: int
     token: int
     logprob: float
-
-    @property
-    def likeness(self) -> tuple[int, int, int]:
-        return id(self.cache), self.prompt_row, self.token
+    origin: _Origin | None
 
 
 def _of(names: Sequence[str]) -> str:
