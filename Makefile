@@ -1,4 +1,4 @@
-# make demo    set up, then fixed-K GRPO against NGU on the CPU (about 4 minutes a seed; SEEDS="0 1 2" for more)
+# make demo    set up, then fixed-K GRPO against NGU on the CPU (about 2 minutes a seed; SEEDS="0 1 2" for more)
 # make test    set up, then every test
 # make check   set up, then lint, types, layers and every test
 

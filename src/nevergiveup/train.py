@@ -215,7 +215,7 @@ class _Run:
             TaskGrader(self.data.task),
             learner,
             n_steps=settings.steps,
-            max_in_flight=2 * settings.sampling.n_slots,  # a slot that becomes free finds the next sequence waiting
+            max_in_flight=4 * settings.sampling.n_slots,  # a slot that becomes free finds the next sequence waiting
             truncated_is_wrong=settings.learner.truncated == "wrong",
             on_step=lambda step: self._on_step(step, engine),
             stall_s=settings.stall_s,

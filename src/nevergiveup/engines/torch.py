@@ -30,7 +30,7 @@ from nevergiveup.types import Completion, Finish, Prompt, completion_seeds
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-PREFILL_TOKENS = 2048
+PREFILL_TOKENS = 1024
 """Padded prompt tokens in one prefill pass at most (one prompt always fits): bounds memory and the time to the next yield."""
 
 _COUNTERS = ("completions", "tokens", "prompts", "prompt_tokens", "decode_steps", "slot_steps", "busy_s", "waiting_s")
@@ -71,13 +71,21 @@ class TorchEngine:
         config = model.config.get_text_config(decoder=True)
         self.version = version
         self.max_context: int = config.max_position_embeddings if max_context is None else max_context
+        if not max_new_tokens < self.max_context <= config.max_position_embeddings:
+            raise ValueError(
+                f"max_context must be more than max_new_tokens = {max_new_tokens} and at most the model's "
+                f"{config.max_position_embeddings}, not {self.max_context}"
+            )
         self._forward = Forward(model.eval(), n_rows=n_slots, max_context=self.max_context)
         self._tokenizer = tokenizer
         self._temperature = temperature
         self._max_new = max_new_tokens
         self._n_vocab: int = config.vocab_size
+        ends = _default_eos_ids(model) if eos_ids is None else list(eos_ids)
+        if any(not 0 <= end < self._n_vocab for end in ends):
+            raise ValueError(f"eos_ids must be in the model's vocabulary of {self._n_vocab}, not {ends}")
         self._is_end_V = np.zeros(self._n_vocab, dtype=bool)
-        self._is_end_V[_default_eos_ids(model) if eos_ids is None else list(eos_ids)] = True
+        self._is_end_V[ends] = True
 
         self._queue: deque[_Request] = deque()  # not prefilled yet, oldest first
         self._ready: deque[_Sequence] = deque()  # prefilled, first token sampled, waiting for a slot
@@ -199,7 +207,7 @@ class TorchEngine:
         elif (error := pump.exception()) is not None:
             self._failure, self._cause = f"the rollout engine failed: {type(error).__name__}: {error}", error
             self._fail(self._failure)
-        if self._waiting_since is None:
+        if self._waiting_since is None and pump is self._pump:  # no new one has begun
             self._waiting_since = time.perf_counter()
 
     def _fail(self, reason: str) -> None:
