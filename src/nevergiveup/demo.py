@@ -38,14 +38,17 @@ def arms(settings: Settings) -> dict[str, Settings]:
     return {"fixed": fixed, "ngu": settings}
 
 
-def main(seeds: Sequence[int], out: Path, console: Console | None = None) -> dict[str, Any]:
-    """Runs the comparison for every seed and prints it; returns what comparison.json holds."""
+def main(
+    seeds: Sequence[int], out: Path, console: Console | None = None, settings: Settings | None = None
+) -> dict[str, Any]:
+    """Runs the comparison for every seed and prints it; returns what comparison.json holds. settings: of the NGU run."""
     console = console or Console()
+    recipe = settings or RECIPES["demo"].settings
     per_seed: dict[str, Any] = {}
     summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in LABELS}
     for seed in seeds:
         began = time.perf_counter()
-        settings = replace(RECIPES["demo"].settings, seed=seed)
+        settings = replace(recipe, seed=seed)
         folder = out / f"seed-{seed}"
         if folder.exists():
             shutil.rmtree(folder)  # of an earlier demonstration

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -59,11 +60,13 @@ def _lines(axis: Any, curves: Sequence[Curve], bucket: str, colour: str, name: s
     if len(series) > 1:
         for points in series:
             axis.plot(*zip(*points, strict=True), color=colour, linewidth=0.8, alpha=0.35)
-    length = min((len(points) for points in series), default=0)
-    if length:  # runs of different seeds are evaluated at nearly the same number of completions
-        xs = [sum(points[i][0] for points in series) / len(series) for i in range(length)]
-        ys = [sum(points[i][1] for points in series) / len(series) for i in range(length)]
-        axis.plot(xs, ys, color=colour, linewidth=2.2, label=name)
+    if (
+        series
+    ):  # runs are evaluated every so many steps, at different numbers of completions: the mean is over a common grid
+        last = min(points[-1][0] for points in series)
+        grid = np.linspace(0, last, 100)
+        mean = np.mean([np.interp(grid, [x for x, _ in points], [y for _, y in points]) for points in series], axis=0)
+        axis.plot(grid, mean, color=colour, linewidth=2.2, label=name)
 
 
 def _spent(axis: Any, groups: Mapping[str, Sequence[Curve]], buckets: Sequence[str]) -> None:
