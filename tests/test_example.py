@@ -15,4 +15,4 @@ def test_it_trains():
     assert set(results) == {"fixed-K GRPO", "NGU"}
     for overall, extra_hard in results.values():
         assert overall > 0.7  # .63 before
-        assert extra_hard > 0.1  # .006 before
+        assert extra_hard > 0.05  # .006 before

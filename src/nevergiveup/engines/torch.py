@@ -305,11 +305,11 @@ class TorchEngine:
         target = source.copy()
         target[~stays] = np.flatnonzero(is_hole)
         moves, comes = ~stays & (source < n_slots), source >= n_slots
-        self._forward.cache.arrange(self._n_rows, self._on_device(source[moves]), self._on_device(target[moves]))
+        self._forward.cache.arrange(self._n_rows, source[moves], target[moves])
         fills = [(row, origins[i]) for row, i in zip(target[comes].tolist(), source[comes] - n_slots, strict=True)]
         for cache, some in itertools.groupby(fills, lambda fill: fill[1].cache):
-            to_rows, prompt_rows = zip(*((row, origin.prompt_row) for row, origin in some), strict=True)
-            self._forward.cache.fill(self._on_device(to_rows), cache, self._on_device(prompt_rows))
+            pairs = np.array([(row, origin.prompt_row) for row, origin in some])
+            self._forward.cache.fill(pairs[:, 0], cache, pairs[:, 1])
         for sequence in new:
             sequence.origin = None  # its cache is as large as all the prompts of its pass
         self._row[slots] = target[group_of]
