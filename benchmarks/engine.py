@@ -3,8 +3,8 @@
     python benchmarks/engine.py                    needs SmolLM2 in the cache folder: `ngu fetch smollm2`
     python benchmarks/engine.py --model FOLDER     any other Hugging Face model folder instead
 
-demo            the model and the prompts of the recipe `demo` (0.4 M parameters, 7-token prompts) after a short supervised
-                warm-up: 64 prompts x 4 completions at once, which end by themselves after 2 to 5 tokens
+demo            the model (0.4 M parameters) and the prompts (7 tokens) of the recipe `demo`, warm-started as there:
+                64 prompts x 4 completions at once, which end by themselves after 2 to 5 tokens
 demo, queued    the same with 384 prompts waiting: the engine refills its 256 slots, `generate` runs one batch after another
 demo, 16 each   the untrained model, no end-of-sequence token, exactly 16 new tokens: nothing ends early, little is alike
 model           32 chats with a GSM8K question x 4 completions, no end-of-sequence token, exactly 32 new tokens
@@ -165,7 +165,7 @@ def demo() -> list[tuple[Workload, Any]]:
         return tiny_llama(len(task.vocabulary), **ids, max_positions=32, seed=0).eval()
 
     model, rng = untrained(), Random(0)
-    fit_supervised(model, lambda: task.teacher_sequences(rng, 224), 120)
+    fit_supervised(model, lambda: task.teacher_sequences(rng, 224), 300, lr=6e-3)
     prompts, most, end = task.prompts("train"), task.max_completion_tokens, task.eos_id
     return [
         (Workload("demo", prompts[:64], most, end, 64, repeats=9, warmups=6, passes=6, has_target=True), model),

@@ -73,6 +73,10 @@ class RowCache(Cache):
         """Copy prompts into rows (ascending)."""
         if not self._sides:
             self._n_heads = prompts.sides[0].shape[1]
+            if any(side.shape[1] != self._n_heads for side in prompts.sides):
+                raise ValueError(
+                    "the model's layers differ in their number of key/value heads; the engine needs one number"
+                )
             self._memory = [side.new_zeros(0) for side in prompts.sides]
             self._sides = [side.new_zeros(self._n_rows, self._n_heads, 0, side.shape[3]) for side in prompts.sides]
         self._fit(max(prompts.sides[0].shape[2], self._n_columns))
@@ -139,8 +143,9 @@ class Forward:
         self._is_llama = self._config.model_type in LLAMAS
         self._n_rows = max(n_rows, 2)  # 2 for the trial below
         self.cache = RowCache(self._n_rows)
-        # Half precision on CPUs compiles a kernel for every new shape: do with few row counts.
-        self._row_step = ROW_STEP if self.device.type == "cpu" and self._dtype != torch.float32 else 1
+        self._is_half_on_cpu = self.device.type == "cpu" and self._dtype != torch.float32
+        # There, a kernel is compiled for every new shape: do with few row counts.
+        self._row_step = ROW_STEP if self._is_half_on_cpu else 1
         AttentionInterface.register(_ATTENTION, _attend)
         self._refuse_unless_servable(max_context)
 
@@ -199,15 +204,17 @@ class Forward:
             query, key = _rotated(query, key, cos, signed_sin)
             key, value = cache.update(key, attention.v_proj(h).view(by_head).transpose(1, 2), i)
             if mask is None:
-                # In half precision it is slower on CPUs; and this is more exact.
-                some = (t.float() if self._row_step > 1 else t for t in (query, key, value))
-                y = F.scaled_dot_product_attention(*some, is_causal=True, scale=attention.scaling, enable_gqa=True)
+                if self._is_half_on_cpu:  # not slower in float32, and more exact
+                    query, key, value = query.float(), key.float(), value.float()
+                y = F.scaled_dot_product_attention(
+                    query, key, value, is_causal=True, scale=attention.scaling, enable_gqa=True
+                )
                 y = y.to(x.dtype).transpose(1, 2)
             else:
                 y, _ = _attend(attention, query, key, value, mask, attention.scaling)
             x = x + attention.o_proj(y.flatten(2))
             x = x + layer.mlp(_normed(layer.post_attention_layernorm, x))
-        return self.model.lm_head(_normed(body.norm, x.take_along_dim(last_B1[..., None], 1)[:, 0]))  # type: ignore[no-any-return]
+        return self.model.lm_head(_normed(body.norm, x.take_along_dim(last_B1[..., None], 1)[:, 0]))
 
     def _refuse_unless_servable(self, max_context: int) -> None:
         name = type(self.model).__name__

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -70,11 +71,12 @@ class TorchEngine:
             raise ValueError(f"max_new_tokens and n_slots must be at least 1, not {max_new_tokens} and {n_slots}")
         config = model.config.get_text_config(decoder=True)
         self.version = version
-        self.max_context: int = config.max_position_embeddings if max_context is None else max_context
-        if not max_new_tokens < self.max_context <= config.max_position_embeddings:
+        most = getattr(config, "max_position_embeddings", sys.maxsize)
+        self.max_context: int = most if max_context is None else max_context
+        if not max_new_tokens < self.max_context <= most:
             raise ValueError(
-                f"max_context must be more than max_new_tokens = {max_new_tokens} and at most the model's "
-                f"{config.max_position_embeddings}, not {self.max_context}"
+                f"max_context must be more than max_new_tokens = {max_new_tokens} and at most the model's {most}, "
+                f"not {self.max_context}"
             )
         self._forward = Forward(model.eval(), n_rows=n_slots, max_context=self.max_context)
         self._tokenizer = tokenizer
@@ -87,6 +89,7 @@ class TorchEngine:
         self._is_end_V = np.zeros(self._n_vocab, dtype=bool)
         self._is_end_V[ends] = True
 
+        self._open: dict[_Request, None] = {}  # waited for, in order
         self._queue: deque[_Request] = deque()  # not prefilled yet, oldest first
         self._ready: deque[_Sequence] = deque()  # prefilled, first token sampled, waiting for a slot
         self._slots: Array = np.zeros(0, dtype=np.int64)  # in use, ordered by row
@@ -130,6 +133,7 @@ class TorchEngine:
         if self._failure is not None:
             raise InfrastructureError(self._failure) from self._cause
         request = _Request(prompt, completion_seeds(seed, n), asyncio.get_running_loop().create_future())
+        self._open[request] = None
         self._queue.append(request)
         if self._waiting_since is not None:
             self._counters["waiting_s"] += time.perf_counter() - self._waiting_since
@@ -140,6 +144,7 @@ class TorchEngine:
         try:
             return await request.future
         finally:
+            del self._open[request]
             if request.n_missing:  # the caller was cancelled, or the engine failed
                 self._drop(request)
 
@@ -212,8 +217,7 @@ class TorchEngine:
 
     def _fail(self, reason: str) -> None:
         """Give everyone who waits an InfrastructureError; each then drops its own request."""
-        begun = (sequence.request for sequence in (*self._ready, *self._sequences.values()))
-        for request in dict.fromkeys((*self._queue, *begun)):
+        for request in self._open:
             if not request.future.done():
                 error = InfrastructureError(reason)
                 error.__cause__ = self._cause
@@ -228,9 +232,10 @@ class TorchEngine:
 
     def _release(self, is_over: Array) -> None:
         """Free those of the slots in use."""
-        for slot in self._slots[is_over].tolist():
+        over = self._slots[is_over].tolist()
+        for slot in over:
             del self._sequences[slot]
-            self._free.append(slot)
+        self._free += over
         self._slots = self._slots[~is_over]
 
     # The work: prefill prompts, give sequences slots and rows, decode one token for each.
