@@ -148,3 +148,20 @@ def test_close_leaves_no_file_behind():
         assert not folder.exists()
 
     asyncio.run(main())
+
+
+def test_leftovers_of_a_killed_process_are_removed_and_those_of_a_living_one_are_not():
+    runtime = ProcessRuntime()
+    parent = runtime._folder.parent
+    prefix = runtime._folder.name.partition(str(os.getpid()))[0]
+    killed, living = parent / f"{prefix}4194305-x", parent / f"{prefix}{os.getpid()}-x"  # no pid is that large
+    for folder in (killed, living):
+        folder.mkdir()
+        (folder / "weights").write_text("")
+    other = ProcessRuntime()
+    assert not killed.exists()
+    assert living.exists()
+    (living / "weights").unlink()
+    living.rmdir()
+    for each in (runtime, other):
+        asyncio.run(each.close())

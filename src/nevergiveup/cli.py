@@ -2,7 +2,7 @@
 
 Layer 4. Only what a command needs is imported, when it runs: help and errors come at once, torch when a run starts.
 
-Exit status: 0 fine; 1 the run failed; 2 bad input; 130 stopped by Ctrl-C.
+Exit status: 0 fine; 1 the run failed; 2 bad input; 130 stopped by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _run(settings: Settings, out: Path, resume: bool) -> int:
         error.add_note(how_to_go_on())
         raise
     if summary["stopped"]:
-        _complain(f"stopped by Ctrl-C and saved; go on with: ngu train --resume {out}")
+        _complain(f"{summary['reason']} and saved; go on with: ngu train --resume {out}")
         return INTERRUPTED
     print(f"the trained model is in {out / 'model'}")
     return 0

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
     from nevergiveup.protocols import Engine
 
-BY_CTRL_C = "stopped by Ctrl-C"
+STOPS = {signal.SIGINT: "stopped by Ctrl-C", signal.SIGTERM: "stopped by SIGTERM"}
+"""Signals that end a run in good order, and the reason that is given."""
+
 STEADY_FROM = 0.1
 """Idle shares of the summary leave out the first tenth of the steps, in which both sides start up."""
 
@@ -223,7 +225,7 @@ class _Run:
         self.counters = await engine.counters()
         self.stepped_at = time.perf_counter()
         self.eval_s = 0.0
-        with _ctrl_c(lambda: loop.stop(BY_CTRL_C)):
+        with _stop_signals(loop.stop):
             return await loop.run()
 
     async def _on_step(self, step: Step, engine: Engine) -> None:
@@ -346,7 +348,7 @@ class _Run:
             self.total.add(event)
 
     async def _finish(self, reason: str) -> dict[str, Any]:
-        stopped = reason == BY_CTRL_C
+        stopped = reason in STOPS.values()
         version = self.learner.version
         if not stopped and all(row["step"] != version for row in self.evaluations):
             await self._evaluate(version)
@@ -399,20 +401,25 @@ def _fell_back(group: Any) -> bool:
 
 
 @contextmanager
-def _ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C ends the run in good order; a second one at once."""
+def _stop_signals(stop: Callable[[str], None]) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM ends the run in good order; a second one at once."""
     loop = asyncio.get_running_loop()
 
-    def first() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
-        stop()
+    def leave_alone() -> None:
+        for name in STOPS:
+            loop.remove_signal_handler(name)
+
+    def first(name: signal.Signals) -> None:
+        leave_alone()
+        stop(STOPS[name])
 
     try:
-        loop.add_signal_handler(signal.SIGINT, first)
-    except (RuntimeError, ValueError):  # not the main thread: whoever runs that has the signal
+        for name in STOPS:
+            loop.add_signal_handler(name, first, name)
+    except (RuntimeError, ValueError):  # not the main thread: whoever runs that has the signals
         yield
         return
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        leave_alone()

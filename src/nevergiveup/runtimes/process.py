@@ -49,7 +49,9 @@ class ProcessRuntime:
     def __init__(self) -> None:
         self._proxies: list[_Proxy] = []
         memory = Path("/dev/shm")
-        self._folder = Path(tempfile.mkdtemp(prefix="ngu-", dir=memory if memory.is_dir() else None))
+        parent = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+        _remove_leftovers(parent)
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
 
     async def place(self, make: Callable[..., T], name: str, /, *args: Any, **kwargs: Any) -> T:
         """`make` must be importable by name. Raises what it raises there, or ProcessDied."""
@@ -69,6 +71,17 @@ class ProcessRuntime:
         for proxy in self._proxies:
             await proxy.end()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+_PREFIX = "nevergiveup-"
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Folders of processes that were killed before they could remove them."""
+    for folder in parent.glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Proxy:
@@ -191,7 +204,8 @@ def _read_tensors(path: str) -> dict[str, Any]:
 
 
 def _child(sock: socket.socket, make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what to end
+    for name in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent decides what to end, and when
+        signal.signal(name, signal.SIG_IGN)
     asyncio.run(_serve(sock, make, args, kwargs))
     sys.stdout.flush()
     os._exit(0)  # no destructor of a half-finished decode step may hold the parent up
