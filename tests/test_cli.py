@@ -18,7 +18,7 @@ from nevergiveup.recipes import RECIPES
 
 TINY = [
     *("--model.warm-steps", "2", "--model.warm-batch", "8", "--task.n-prompts", "16", "--eval.n-prompts", "8"),
-    *("--batch.n-groups", "4", "--batch.batch-draws", "8", "--strategy", "fixed", "--eval.every", "0"),
+    *("--batch.n-groups", "4", "--strategy", "fixed", "--eval.every", "0"),
 ]
 
 
@@ -94,7 +94,7 @@ DEFECTS = {
     "greedy copies": (["--eval.n", "8", "--eval.temperature", "0"], ["eval.n = 8", "set eval.n = 1"]),
     "no number": (["--learner.lr", "fast"], ['learner.lr = "fast"', "a finite number"]),
     "context": (
-        ["--model.path", "model", "--sampling.max-new-tokens", "600"],
+        ["--model.path", "model", "--task.max-prompt-tokens", "512", "--sampling.max-new-tokens", "600"],
         ["sampling.max_new_tokens = 600", "task.max_prompt_tokens = 512", "context is 1024", "lower one of them"],
     ),
 }
