@@ -55,6 +55,8 @@ def model_folder(settings: Settings) -> Path | str:
         raise ValueError(
             f"model.path is empty: the task {settings.task.name} needs a model, a folder or a Hugging Face name"
         )
+    if not Path(path).exists() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
+        raise ValueError(f"model.path = {path!r}: there is no such folder")
     if Path(path).exists() and not (Path(path) / "config.json").is_file():
         raise ValueError(f"model.path = {path!r} is no Hugging Face model folder: it has no config.json")
     return Path(path) if Path(path).exists() else path
@@ -76,11 +78,13 @@ def check(settings: Settings) -> None:
 
 def warm_start(settings: Settings, folder: Path, progress: Progress) -> None:
     """Makes the starting policy of the task chains: a tiny Llama taught by the noisy teacher. Writes a model folder."""
+    import torch
     from transformers.utils import logging
 
     from nevergiveup.models import chains_tokenizer, fit_supervised, tiny_llama
 
     logging.disable_progress_bar()  # it would write over the view of the run
+    torch.set_num_threads(1)  # a model this small gains nothing from more, and loses a lot beside a busy neighbour
 
     task = Chains(seed=settings.seed, preset=settings.task.preset)
     model = tiny_llama(
@@ -93,6 +97,7 @@ def warm_start(settings: Settings, folder: Path, progress: Progress) -> None:
     )
     rng = Random(f"warm start {settings.seed}")
     n_steps = settings.model.warm_steps
+    progress(f"warm start: {n_steps} supervised steps on one core, under a minute for 300")
 
     def report(step: int, loss: float) -> None:
         if step % 50 == 0 or step == n_steps:
@@ -219,8 +224,10 @@ def threads_per_process(settings: Settings) -> int | None:
     """torch threads of engine and learner each; None leaves torch's own choice.
 
     Side by side they share the cores. Threads of one process that wait for each other beside a busy neighbour are slower
-    than one thread by an order of magnitude.
+    than one thread by an order of magnitude; a tiny model never needs two.
     """
+    if settings.task.name == "chains":
+        return 1
     return max(1, (os.cpu_count() or 2) // 2) if settings.runtime == "process" else None
 
 

@@ -30,8 +30,10 @@ LABELS = {"fixed": "fixed-K", "ngu": "NGU"}
 
 
 def arms(settings: Settings) -> dict[str, Settings]:
-    """The two runs that are compared. They differ in the strategy and in N alone: a fixed-K batch of N groups is N*K
-    completions whether or not they teach anything; an NGU batch holds groups with contrast only, so fewer make a step."""
+    """The two runs that are compared. They differ in the strategy and in how batches are cut: a fixed-K batch of 64 groups
+    is 256 completions whether or not they teach anything; an NGU batch holds groups with contrast only, and 8 of them come
+    from about as many completions, so that both make about as many optimizer steps. Learning rate and all else are equal.
+    """
     fixed = replace(
         settings, strategy=FixedK(k=settings.strategy.k), batch=replace(settings.batch, n_groups=64, max_pending=128)
     )

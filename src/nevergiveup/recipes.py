@@ -33,7 +33,7 @@ _ALL = (
     Recipe(
         name="demo",
         summary="NGU on generated puzzles (task chains), with a tiny model that is warm-started first",
-        expect="held-out pass@1 of extra-hard prompts from about .01 to about .7; two minutes on two cores",
+        expect="held-out pass@1 of extra-hard prompts from about .01 to .75-.95 (by seed); a minute and a half on two cores",
         settings=Settings(
             task=TaskSettings(name="chains", preset="demo", max_prompt_tokens=8),
             strategy=NeverGiveUp(k=4, p=0.95, window=4),
@@ -48,7 +48,7 @@ _ALL = (
     Recipe(
         name="gsm8k-smollm2",
         summary="NGU on grade-school mathematics (GSM8K) with SmolLM2-135M-Instruct; first: ngu fetch smollm2",
-        expect="a real model on real rows, on a CPU: about a minute a step. It guesses 1 to 3 % of the answers at the start; "
+        expect="a real model on real rows, on a CPU: one to two minutes a step, 2 GB of disk. It guesses 1 to 3 % of the answers at the start; "
         "no lasting gain has been measured",
         settings=Settings(
             task=TaskSettings(name="gsm8k", style="answer", max_prompt_tokens=224),

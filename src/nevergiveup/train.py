@@ -49,15 +49,17 @@ STEADY_FROM = 0.1
 def train(settings: Settings, out: Path, view: View, *, resume: bool = False) -> dict[str, Any]:
     """Trains until the settings say that it is enough, or until Ctrl-C; returns what summary.json holds.
 
-    resume: go on from the newest checkpoint in `out`, with the settings that are saved there.
+    resume: go on from the newest checkpoint in `out`, or from the start where there is none yet, with the settings that
+    are saved there.
     Raises ValueError for bad input, before a model is loaded; whatever ends a run early is raised as it is.
     """
     if resume:
         settings = read_settings(out)
     build.check(settings)
     checkpoint = newest_checkpoint(out) if resume else None
-    if resume and checkpoint is None:
-        raise ValueError(f"{out} holds no checkpoint to go on from: start the run anew in another folder")
+    if resume and checkpoint is None:  # it ended before the first one: begin again
+        for name in ("events.jsonl", "metrics.jsonl"):
+            (out / name).unlink(missing_ok=True)
     if not resume and (out / "events.jsonl").exists():
         raise ValueError(f"{out} holds another run: choose another folder, or go on with it (resume)")
     out.mkdir(parents=True, exist_ok=True)
