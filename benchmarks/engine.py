@@ -27,6 +27,7 @@ import sys
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -106,19 +107,16 @@ def generate(model: Any, load: Workload, seed: int) -> int:
     return n_tokens
 
 
-def sample(engine: TorchEngine, load: Workload, seed: int) -> int:
+async def sample(engine: TorchEngine, load: Workload, seed: int) -> int:
     """The number of tokens sampled."""
-
-    async def run() -> int:
-        requests = (engine.sample(prompt, K, seed * 1_000_003 + i) for i, prompt in enumerate(load.prompts))
-        return sum(len(completion.tokens) for group in await asyncio.gather(*requests) for completion in group)
-
-    return asyncio.run(run())
+    requests = (engine.sample(prompt, K, seed * 1_000_003 + i) for i, prompt in enumerate(load.prompts))
+    return sum(len(completion.tokens) for group in await asyncio.gather(*requests) for completion in group)
 
 
 def measure(load: Workload, models: dict[torch.dtype, Any]) -> bool:
     """Prints the lines of one workload. Whether its target is met."""
     runs: dict[tuple[torch.dtype, str], Callable[[int], int]] = {}
+    loop = asyncio.Runner()
     for dtype, model in models.items():
         engine = TorchEngine(
             model,
@@ -126,8 +124,8 @@ def measure(load: Workload, models: dict[torch.dtype, Any]) -> bool:
             n_slots=K * load.batch,
             eos_ids=[] if load.eos_id is None else [load.eos_id],
         )
-        runs[dtype, "generate"] = lambda seed, model=model: generate(model, load, seed)  # type: ignore[misc]
-        runs[dtype, "engine"] = lambda seed, engine=engine: sample(engine, load, seed)  # type: ignore[misc]
+        runs[dtype, "generate"] = partial(generate, model, load)
+        runs[dtype, "engine"] = lambda seed, engine=engine: loop.run(sample(engine, load, seed))  # type: ignore[misc]
     for run in runs.values():
         timed(run, range(load.warmups))
     measured: dict[tuple[torch.dtype, str], list[Measured]] = {key: [] for key in runs}

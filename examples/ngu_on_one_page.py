@@ -1,6 +1,6 @@
 """NGU on one page: the whole loop, with nothing between you and it but the strategy itself.
 
-    python examples/ngu_on_one_page.py            trains the same policy twice, fixed-K GRPO and NGU, in about a minute
+    python examples/ngu_on_one_page.py            trains the same policy twice, fixed-K GRPO and NGU, in 15 seconds
 
 The task: a value goes through one to three operators; the policy writes each result. It learned from a sloppy teacher, so
 some operators it knows (pass rate near 1) and some it hardly ever gets right; the problems with several of those are the

@@ -1,6 +1,7 @@
 """Whole runs on the CPU: a real tiny transformer, the real loop, real folders."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -123,3 +124,35 @@ def test_generation_and_training_in_two_processes(start, tmp_path):
     assert set(summary["idle"]) == {"engine", "learner"}
     ages = {age for e in events(tmp_path) if e.kind == "trained" for age in e.ages}
     assert max(ages) >= 1  # it did run ahead
+
+
+def test_two_runs_cannot_share_a_folder(start, tmp_path):
+    import fcntl
+
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="is being trained by another process"):
+            run(small(start), tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_a_run_that_never_came_to_a_checkpoint_begins_again(start, tmp_path):
+    run(replace(small(start), steps=3), tmp_path)
+    expected = events(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    summary = run(small(start), tmp_path, resume=True)
+    assert summary["steps"] == 3
+    assert events(tmp_path) == expected
+
+
+def test_a_damaged_checkpoint_and_a_shortened_log_are_refused_by_name(start, tmp_path):
+    run(replace(small(start), steps=2), tmp_path)
+    scheduler = newest_checkpoint(tmp_path) / "scheduler.json"
+    good = scheduler.read_text()
+    scheduler.write_text(good[:100])
+    with pytest.raises(ValueError, match="step-000002 cannot be restored"):
+        run(small(start), tmp_path, resume=True)
+    scheduler.write_text(good)
+    (tmp_path / "events.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"events\.jsonl is shorter than when"):
+        run(small(start), tmp_path, resume=True)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 
+CHAINS_CONTEXT = 32
+"""Positions of the tiny model of the task chains; a prompt takes 7, a completion at most 5."""
+
 
 @dataclass(frozen=True, slots=True)
 class Data:
@@ -68,12 +71,16 @@ def check(settings: Settings) -> None:
     if settings.task.name == "chains":
         if settings.task.data:
             raise ValueError("task.data is for gsm8k: the task chains generates its own prompts")
-        return
+        if not settings.model.path:
+            settings.check_context(CHAINS_CONTEXT)
+            return
     folder = model_folder(settings)
     if isinstance(folder, Path) and (context := model_context(folder)) is not None:
         settings.check_context(context)
-    if settings.task.data and not Path(settings.task.data).is_file():
-        raise ValueError(f"task.data = {settings.task.data!r} is no file")
+    if settings.task.data:
+        if not Path(settings.task.data).is_file():
+            raise ValueError(f"task.data = {settings.task.data!r} is no file")
+        load_rows(Path(settings.task.data))  # its defects are told now, not after a model was loaded
 
 
 def warm_start(settings: Settings, folder: Path, progress: Progress) -> None:
@@ -92,7 +99,7 @@ def warm_start(settings: Settings, folder: Path, progress: Progress) -> None:
         bos_id=task.bos_id,
         eos_id=task.eos_id,
         pad_id=task.pad_id,
-        max_positions=32,
+        max_positions=CHAINS_CONTEXT,
         seed=settings.seed,
     )
     rng = Random(f"warm start {settings.seed}")
@@ -116,19 +123,33 @@ def warm_start(settings: Settings, folder: Path, progress: Progress) -> None:
 
 def load_model(folder: Path | str, dtype: str) -> PreTrainedModel:
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _not_loaded(folder, error) from error
     return model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type, no-any-return]
 
 
 def load_tokenizer(folder: Path | str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise _not_loaded(folder, error) from error
     return tokenizer
+
+
+def _not_loaded(folder: Path | str, error: Exception) -> ValueError:
+    first_line = str(error).strip().partition("\n")[0]
+    return ValueError(
+        f"model.path = {str(folder)!r} cannot be loaded as a Hugging Face model with tokenizer: {first_line}"
+    )
 
 
 def load_data(settings: Settings, tokenizer: PreTrainedTokenizerBase, progress: Progress) -> Data:

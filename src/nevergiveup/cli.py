@@ -140,13 +140,14 @@ def _take(words: list[str], flag: str) -> str | None:
 
 def _free_folder(recipe: str) -> Path:
     n = 1
-    while (folder := Path("runs") / f"{recipe}-{n}").exists() and not _is_empty(folder):
+    while (folder := Path("runs") / f"{recipe}-{n}").exists() and (not folder.is_dir() or any(folder.iterdir())):
         n += 1
     return folder
 
 
 def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
+    """Nothing is in it, or just what a run that was refused or stopped before its first step leaves behind."""
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {"config.json", ".lock", "start"}
 
 
 def _print_train_help(words: list[str]) -> None:
@@ -172,6 +173,7 @@ def _run(settings: Settings, out: Path, resume: bool) -> int:
     from nevergiveup.loop import GraderBroken, Stalled
     from nevergiveup.protocols import InfrastructureError
     from nevergiveup.report.live import make_view
+    from nevergiveup.runtimes.process import ProcessDied
     from nevergiveup.train import newest_checkpoint, train
 
     def how_to_go_on() -> str:
@@ -192,7 +194,7 @@ def _run(settings: Settings, out: Path, resume: bool) -> int:
         if isinstance(error, ValueError | OSError) and not view.began:  # data, model folder, run folder
             _complain(str(error))
             return BAD_INPUT
-        if isinstance(error, GraderBroken | Stalled | InfrastructureError):
+        if isinstance(error, GraderBroken | Stalled | InfrastructureError | ProcessDied | OSError):
             _complain(f"the run failed: {error}\n{how_to_go_on()}")
             return FAILED
         error.add_note(how_to_go_on())

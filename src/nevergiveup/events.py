@@ -7,6 +7,7 @@ so two runs of the same seed have equal events whatever their speed.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from fractions import Fraction
@@ -169,6 +170,12 @@ class EventWriter:
     def flush(self) -> int:
         """Hands everything to the operating system; returns the length of the file in bytes."""
         self._file.flush()
+        return self._file.tell()
+
+    def sync(self) -> int:
+        """As `flush`, and waits until it is on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:

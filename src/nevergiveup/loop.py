@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from nevergiveup.protocols import Engine, Grader, InfrastructureError, Learner, Task
+from nevergiveup.protocols import Engine, Grader, InfrastructureError, Learner, Task, Weights
 from nevergiveup.scheduler import Scheduler
 from nevergiveup.types import Attempt, Batch, Completion, Grade, Metrics, Prompt, Request, Unverified, exact
 
@@ -46,7 +46,11 @@ class TaskGrader:
         self._task = task
 
     async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Grade]:
-        return [self._grade(prompt, completion) for completion in completions]
+        grades = []
+        for completion in completions:
+            grades.append(self._grade(prompt, completion))
+            await asyncio.sleep(0)  # a slow rule must not hold up everything else
+        return grades
 
     def _grade(self, prompt: Prompt, completion: Completion) -> Grade:
         try:
@@ -184,7 +188,7 @@ class Loop:
             metrics = await self.learner.step(batch)
             stepped = time.perf_counter()
             if not metrics.get("skipped"):
-                await self.engine.load(await self.learner.weights(), self.learner.version)
+                await self._load(await self.learner.weights())
             self.scheduler.publish(self.learner.version)
             self._changed.set()
             synced = time.perf_counter()
@@ -201,6 +205,15 @@ class Loop:
                 )
             waiting_since = time.perf_counter()
 
+    async def _load(self, weights: Weights) -> None:
+        try:
+            async with asyncio.timeout(self.stall_s):
+                await self.engine.load(weights, self.learner.version)
+        except TimeoutError:
+            raise Stalled(
+                f"the engine did not take the weights of version {self.learner.version} within {self.stall_s:g} s"
+            ) from None
+
     async def _wait_for_change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
@@ -211,7 +224,7 @@ class Loop:
                 await self._wait_for_change()
         except TimeoutError:
             raise Stalled(
-                f"nothing came back for {self.stall_s:.0f} s while the trainer waited for a batch "
+                f"nothing came back for {self.stall_s:g} s while the trainer waited for a batch "
                 f"({self._n_out} completions are out, {self.scheduler.n_ready} groups ready, {self.scheduler.n_open} open)"
             ) from None
 

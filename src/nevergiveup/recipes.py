@@ -48,7 +48,8 @@ _ALL = (
     Recipe(
         name="gsm8k-smollm2",
         summary="NGU on grade-school mathematics (GSM8K) with SmolLM2-135M-Instruct; first: ngu fetch smollm2",
-        expect="a real model on real rows, on a CPU: one to two minutes a step, 2 GB of disk. It guesses 1 to 3 % of the answers at the start; "
+        expect="a real model on real rows, on a CPU: one to two minutes a step, 2 GB of disk. "
+        "It guesses 1 to 3 % of the answers at the start; "
         "no lasting gain has been measured",
         settings=Settings(
             task=TaskSettings(name="gsm8k", style="answer", max_prompt_tokens=224),

@@ -7,6 +7,7 @@ Checks that concern one field or several fields together are in `check`, and run
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Literal
 
 from nevergiveup.scheduler import RetryOrder
@@ -219,5 +220,9 @@ class Settings:
                 raise ValueError(f"{key} = {value} must be at least {least}")
         if not self.learner.max_grad_norm > 0:
             raise ValueError(f"learner.max_grad_norm = {self.learner.max_grad_norm} must be above 0")
+        if not isfinite(self.batch.lag * self.batch.n_groups):
+            raise ValueError(f"batch.lag = {self.batch.lag} is too large: use a few batches at most")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed = {self.seed} must fit into 64 bits")
         if not self.stall_s > 0:
             raise ValueError(f"stall_s = {self.stall_s} must be above 0")

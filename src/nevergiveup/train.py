@@ -9,6 +9,7 @@ out/start/           the warm-started policy (chains, unless a model was given)
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
@@ -39,7 +40,11 @@ if TYPE_CHECKING:
 
     from nevergiveup.protocols import Engine
 
-STOPS = {signal.SIGINT: "stopped by Ctrl-C", signal.SIGTERM: "stopped by SIGTERM"}
+STOPS = {
+    signal.SIGINT: "stopped by Ctrl-C",
+    signal.SIGTERM: "stopped by SIGTERM",
+    signal.SIGHUP: "stopped because its terminal was closed",
+}
 """Signals that end a run in good order, and the reason that is given."""
 
 STEADY_FROM = 0.1
@@ -63,6 +68,11 @@ def train(settings: Settings, out: Path, view: View, *, resume: bool = False) ->
     if not resume and (out / "events.jsonl").exists():
         raise ValueError(f"{out} holds another run: choose another folder, or go on with it (resume)")
     out.mkdir(parents=True, exist_ok=True)
+    with _sole_user(out):
+        return _train(settings, out, view, checkpoint)
+
+
+def _train(settings: Settings, out: Path, view: View, checkpoint: Path | None) -> dict[str, Any]:
     write_json(out / "config.json", settings_to_json(settings))
     try:
         if not settings.model.path and settings.task.name == "chains":
@@ -76,12 +86,26 @@ def train(settings: Settings, out: Path, view: View, *, resume: bool = False) ->
         view.close()
 
 
+@contextmanager
+def _sole_user(out: Path) -> Iterator[None]:
+    """Holds the run folder; the lock goes with the process, however it ends."""
+    with (out / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{out} is being trained by another process: choose another folder") from None
+        yield
+
+
 def read_settings(out: Path) -> Settings:
     path = out / "config.json"
     if not path.is_file():
         raise ValueError(f"{out} is no run folder: it has no config.json")
     try:
-        return settings_from_json(json.loads(path.read_text()))
+        row = json.loads(path.read_text())
+        if not isinstance(row, dict):
+            raise ValueError("it holds no JSON object")
+        return settings_from_json(row)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; it was changed or damaged since the run was started") from error
 
@@ -323,29 +347,47 @@ class _Run:
             half_made / "run.json",
             {
                 "seconds": self.seconds(),
-                "events_bytes": self.writer.flush(),
-                "metrics_bytes": self.metrics_file.tell(),
+                "events_bytes": self.writer.sync(),
+                "metrics_bytes": self._metrics_bytes(),
                 "evaluations": self.evaluations,
                 "buckets": self.buckets,
             },
         )
+        old_one = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(old_one, ignore_errors=True)
         if folder.exists():
-            shutil.rmtree(folder)
+            folder.rename(old_one)
         half_made.rename(folder)
+        shutil.rmtree(old_one, ignore_errors=True)
         complete = sorted(self.out.glob("checkpoints/step-*"))
         for old in complete[: -self.settings.keep_checkpoints]:
             shutil.rmtree(old)
 
+    def _metrics_bytes(self) -> int:
+        self.metrics_file.flush()
+        os.fsync(self.metrics_file.fileno())
+        return self.metrics_file.tell()
+
     def _restore(self, checkpoint: Path) -> None:
-        self.learner.restore(checkpoint / "learner")
-        self.scheduler.load_state_dict(json.loads((checkpoint / "scheduler.json").read_text()))
-        saved = json.loads((checkpoint / "run.json").read_text())
+        try:
+            self.learner.restore(checkpoint / "learner")
+            self.scheduler.load_state_dict(json.loads((checkpoint / "scheduler.json").read_text()))
+            saved = json.loads((checkpoint / "run.json").read_text())
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"{checkpoint} cannot be restored: {error}. If it is damaged, remove it to go on from the one before"
+            ) from error
         self.earlier_s = saved["seconds"]
         self.evaluations = saved["evaluations"]
         self.buckets = self.total.bucket_of = saved["buckets"]
         # What was written after the checkpoint will happen again.
-        os.truncate(self.out / "events.jsonl", saved["events_bytes"])
-        os.truncate(self.out / "metrics.jsonl", saved["metrics_bytes"])
+        for name in ("events", "metrics"):
+            path, n_bytes = self.out / f"{name}.jsonl", saved[f"{name}_bytes"]
+            if not path.is_file() or path.stat().st_size < n_bytes:
+                raise ValueError(
+                    f"{path} is shorter than when {checkpoint} was saved ({n_bytes} bytes): it was changed"
+                )
+            os.truncate(path, n_bytes)
         for _, event in read_events(self.out / "events.jsonl"):
             self.total.add(event)
 
@@ -404,7 +446,7 @@ def _fell_back(group: Any) -> bool:
 
 @contextmanager
 def _stop_signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM ends the run in good order; a second one at once."""
+    """The first Ctrl-C, SIGTERM or SIGHUP ends the run in good order; a second one at once."""
     loop = asyncio.get_running_loop()
 
     def leave_alone() -> None:

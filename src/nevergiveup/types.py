@@ -31,6 +31,8 @@ def exact(reward: float | Fraction) -> Exact:
     """
     if isinstance(reward, int):  # bool too: True is 1
         return int(reward)
+    if hasattr(reward, "item"):  # a scalar of numpy or torch
+        return exact(reward.item())
     if isinstance(reward, Fraction):
         return reward.numerator if reward.denominator == 1 else reward
     if not isfinite(reward):

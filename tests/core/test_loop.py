@@ -237,6 +237,16 @@ def test_truncated_completions_are_wrong_unless_kept():
         assert all(e.n_truncated == 4 for e in judged)
 
 
+def test_an_engine_that_never_takes_new_weights_is_noticed():
+    class Stuck(DiceEngine):
+        async def load(self, weights, version):
+            await asyncio.Event().wait()
+
+    loop, *_ = make(prompts(0.5), engine=Stuck(), stall_s=0.2)
+    with pytest.raises(Stalled, match=r"did not take the weights of version 1 within 0\.2 s"):
+        run(loop)
+
+
 def test_stop_ends_after_the_running_step():
     loop, _, learner, _ = make(prompts(0.5), n_steps=None)
 

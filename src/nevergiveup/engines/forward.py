@@ -28,7 +28,7 @@ COLUMN_STEP = 16
 LLAMAS = ("llama", "mistral", "qwen2", "qwen3")
 """Model types of one and the same decoder layer, up to biases and norms of queries and keys, which show in its modules."""
 
-ROW_STEP = 32
+ROW_STEP = 16
 """Rows of a decode pass are a multiple of this, in half precision on CPUs."""
 
 
@@ -84,14 +84,14 @@ class RowCache(Cache):
 
     @staticmethod
     def _write(rows: Array, to: list[Tensor], source: list[Tensor], source_rows: Array) -> None:
-        is_range = rows[-1] - rows[0] + 1 == len(rows)  # a plain copy is several times faster
+        # Rows up to `split` here and there, from then on one after the other, where a plain copy is much faster.
+        split = int((rows - np.arange(len(rows)) == rows[-1] - len(rows) + 1).argmax())
         rows_N, source_N = (torch.from_numpy(some).to(to[0].device) for some in (rows, source_rows))
         for side, other in zip(to, source, strict=True):
             side, new = side[:, :, : other.shape[2]], other.index_select(0, source_N)
-            if is_range:
-                side[rows[0] : rows[-1] + 1] = new
-            else:
-                side.index_copy_(0, rows_N, new)
+            if split:
+                side.index_copy_(0, rows_N[:split], new[:split])
+            side[rows[split] : rows[-1] + 1] = new[split:]
 
     def _fit(self, n_columns: int) -> None:
         """Have room for n_columns, and not much more."""
@@ -107,9 +107,10 @@ class RowCache(Cache):
             self._sides[i] = self._memory[i][: math.prod(shape)].view(shape)
             self._sides[i][: self._n_used, :, :n_kept] = kept
 
-    def aim(self, position_B: Array, device: torch.device, dtype: torch.dtype) -> Tensor:
+    def aim(self, position_B: Array) -> Tensor:
         """The next pass writes row b at column position[b]. Returns its additive mask [B * heads, 1, 1, columns]."""
         self._fit(int(position_B.max()) + 1)
+        device, dtype = self._sides[0].device, self._sides[0].dtype
         n = len(position_B) * self._n_heads
         cells = np.repeat(position_B, self._n_heads) + np.arange(0, n * self._n_columns, self._n_columns)
         self._cells = torch.from_numpy(cells).to(device)
@@ -142,8 +143,8 @@ class Forward:
         self._config = model.config.get_text_config(decoder=True)
         self._is_llama = self._config.model_type in LLAMAS
         self._n_rows = max(n_rows, 2)  # 2 for the trial below
-        self.cache = RowCache(self._n_rows)
         self._is_half_on_cpu = self.device.type == "cpu" and self._dtype != torch.float32
+        self.cache = RowCache(self._n_rows)
         # There, a kernel is compiled for every new shape: do with few row counts.
         self._row_step = ROW_STEP if self._is_half_on_cpu else 1
         AttentionInterface.register(_ATTENTION, _attend)
@@ -163,7 +164,7 @@ class Forward:
         n = len(token_B)
         if n_fill := min(-n % self._row_step, self._n_rows - n):  # unused rows: they write where nobody reads
             token_B, position_B = (np.concatenate([x, np.zeros(n_fill, dtype=x.dtype)]) for x in (token_B, position_B))
-        mask = self.cache.aim(position_B, self.device, self._dtype)
+        mask = self.cache.aim(position_B)
         ids, positions = (torch.from_numpy(x[:, None]).to(self.device) for x in (token_B, position_B))
         return self._logits(ids, positions, self.cache, mask, torch.zeros_like(ids))[:n]
 

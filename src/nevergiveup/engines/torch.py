@@ -362,7 +362,7 @@ class TorchEngine:
         finish: Finish = "stop" if self._is_end_V[tokens[-1]] else "length"
         text = "" if self._tokenizer is None else self._tokenizer.decode(tokens, skip_special_tokens=True)
         request.completions[index] = Completion(
-            tuple(tokens), tuple(logprobs), text, finish, version_first, version_last=self.version
+            tuple(tokens), tuple(logprobs), text, finish, version_first, self.version
         )
         request.n_missing -= 1
         self._counters["completions"] += 1

@@ -6,6 +6,8 @@ line of metrics.jsonl holds; every figure may be missing, and then its place sta
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -63,9 +65,16 @@ class View(Protocol):
         ...
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Whoever read the output has left: the run goes on unseen."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def make_view(console: Console | None = None) -> LiveView | PlainView:
     """Panels if standard output is a terminal that can move the cursor, else lines."""
-    console = console or Console()
+    console = console or _Console()
     return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else PlainView(console)
 
 
