@@ -205,17 +205,24 @@ class Forward:
             query, key = _rotated(query, key, cos, signed_sin)
             key, value = cache.update(key, attention.v_proj(h).view(by_head).transpose(1, 2), i)
             if mask is None:
+                visible = None
+                if i == len(body.layers) - 1:  # from here on, only the last token of each prompt matters
+                    x, query = (
+                        x.take_along_dim(last_B1[..., None], 1),
+                        query.take_along_dim(last_B1[:, None, :, None], 2),
+                    )
+                    visible = (torch.arange(ids.shape[1], device=self.device) <= last_B1)[:, None, None]
                 if self._is_half_on_cpu:  # not slower in float32, and more exact
                     query, key, value = query.float(), key.float(), value.float()
                 y = F.scaled_dot_product_attention(
-                    query, key, value, is_causal=True, scale=attention.scaling, enable_gqa=True
+                    query, key, value, visible, is_causal=visible is None, scale=attention.scaling, enable_gqa=True
                 )
                 y = y.to(x.dtype).transpose(1, 2)
             else:
                 y, _ = _attend(attention, query, key, value, mask, attention.scaling)
             x = x + attention.o_proj(y.flatten(2))
             x = x + layer.mlp(_normed(layer.post_attention_layernorm, x))
-        return self.model.lm_head(_normed(body.norm, x.take_along_dim(last_B1[..., None], 1)[:, 0]))
+        return self.model.lm_head(_normed(body.norm, x[:, 0]))
 
     def _refuse_unless_servable(self, max_context: int) -> None:
         name = type(self.model).__name__
