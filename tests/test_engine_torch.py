@@ -316,6 +316,22 @@ def test_slots_are_refilled_at_once() -> None:
     assert n_slots * counters["decode_steps"] - counters["slot_steps"] <= (n_slots - 1) * longest
 
 
+def test_the_oldest_prompt_is_next_whatever_its_length() -> None:
+    """A short prompt is not passed over for the many long ones behind it, though prompts alike are prefilled together."""
+    engine = TorchEngine(llama(), max_new_tokens=6, n_slots=4)
+    order = []
+
+    async def ask(row: Prompt) -> None:
+        await engine.sample(row, 2, 0)
+        order.append(len(row.tokens))
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(ask(row) for row in prompts(90, 92, 3, *[95] * 10)))
+
+    run(all_of_them())
+    assert order.index(3) <= 3
+
+
 def test_more_completions_than_slots() -> None:
     model = llama()
     prompt = prompts(7)[0]

@@ -248,18 +248,22 @@ class TorchEngine:
             self._decode()
 
     def _prefill(self) -> None:
-        """One pass over waiting prompts of similar length, and the first token of all their completions."""
+        """One pass over the oldest waiting prompt and others of about its length; the first token of all completions."""
         n_free, window = len(self._free) - len(self._ready), []
         for request in self._queue:
             if n_free <= 0:
                 break
             window.append(request)
             n_free -= len(request.seeds)
-        window.sort(key=lambda request: -len(request.prompt.tokens))
-        longest = len(window[0].prompt.tokens)
-        least = longest - max(16, longest // 4)
-        batch = [r for r in window[: max(1, PREFILL_TOKENS // longest)] if len(r.prompt.tokens) >= least]
-        for request in batch:
+        length = len(window[0].prompt.tokens)
+        window.sort(key=lambda request: abs(len(request.prompt.tokens) - length))
+        batch, longest = list[_Request](), 0
+        for request in window:
+            longest = max(longest, len(request.prompt.tokens))
+            is_alike = abs(len(request.prompt.tokens) - length) <= max(16, length // 4)
+            if batch and not (is_alike and longest * (len(batch) + 1) <= PREFILL_TOKENS):
+                break
+            batch.append(request)
             self._queue.remove(request)
 
         cache, logits_BV = self._forward.prefill([request.prompt.tokens for request in batch])
