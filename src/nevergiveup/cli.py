@@ -190,7 +190,7 @@ def _run(settings: Settings, out: Path, resume: bool) -> int:
     except KeyboardInterrupt:
         _complain(f"stopped by Ctrl-C; {how_to_go_on()}")
         return INTERRUPTED
-    except Exception as error:
+    except Exception as error:  # raised again, with how to go on, unless it is bad input or a failure known by name
         if isinstance(error, ValueError | OSError) and not view.began:  # data, model folder, run folder
             _complain(str(error))
             return BAD_INPUT

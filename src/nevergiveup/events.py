@@ -167,14 +167,13 @@ class EventWriter:
     def write(self, event: Event) -> None:
         self._file.write(encode(event, self._clock()) + "\n")
 
-    def flush(self) -> int:
-        """Hands everything to the operating system; returns the length of the file in bytes."""
+    def flush(self) -> None:
+        """Hands everything to the operating system."""
         self._file.flush()
-        return self._file.tell()
 
     def sync(self) -> int:
-        """As `flush`, and waits until it is on the disk."""
-        self._file.flush()
+        """As `flush`, and waits until it is on the disk; returns the length of the file in bytes."""
+        self.flush()
         os.fsync(self._file.fileno())
         return self._file.tell()
 

@@ -90,7 +90,7 @@ def test_written_events_are_read_back(tmp_path: Path) -> None:
     writer = EventWriter(path, lambda: next(times))
     for event in EVENTS[:4]:
         writer.write(event)
-    n_bytes = writer.flush()
+    n_bytes = writer.sync()
     assert n_bytes == path.stat().st_size
     for event in EVENTS[4:]:
         writer.write(event)
