@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from nevergiveup.types import Batch, Completion, Grade, Metrics, Prompt
+from nevergiveup.types import Batch, Completion, Grade, Group, Metrics, Prompt
 
 Weights: TypeAlias = Mapping[str, Any]
 """Parameter name -> tensor. Opaque to everything but learners, engines and the runtimes that carry them."""
@@ -52,6 +52,11 @@ class Learner(Protocol):
 
     async def step(self, batch: Batch) -> Metrics:
         """One optimizer step. A batch in which nothing can be trained leaves the weights alone and says `skipped: 1`."""
+        ...
+
+    async def gradient_norms(self, groups: Sequence[Group]) -> list[float]:
+        """For each group the mean, over its right fresh attempts (reward = max_reward), of the L2 norm of the gradient of
+        log pi(completion); 0.0 when none is right. Changes nothing. For allocators that share out by it (GVM)."""
         ...
 
     async def weights(self) -> Weights: ...

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log
 from random import Random
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from nevergiveup.advantages import anchored, centred
-from nevergiveup.types import Decision, Group, Prompt, Verdict
+from nevergiveup.types import Decision, Exact, Group, Memory, Prompt, Verdict, Waiting
 
 Weights: TypeAlias = Sequence[float | None]
 
@@ -32,7 +32,7 @@ class Strategy(Protocol):
         ...
 
     def open(self, prompt: Prompt) -> int:
-        """Completions to draw in the first round."""
+        """Completions to draw in the first round; 0 (allocators only): that is decided together with other prompts."""
         ...
 
     def judge(self, group: Group, rng: Random) -> Decision:
@@ -41,6 +41,33 @@ class Strategy(Protocol):
 
     def weigh(self, group: Group) -> Weights:
         """When the batch is cut: one advantage a fresh attempt. All None: nothing here can be trained any more."""
+        ...
+
+
+@runtime_checkable
+class Allocator(Strategy, Protocol):
+    """A strategy that shares a budget out among prompts, by what it knows of them.
+
+    A chain waits when `open` returned 0 or `judge` said WAIT. When `block` chains wait, or nothing else can move, they are
+    decided together.
+    """
+
+    @property
+    def block(self) -> int:
+        """Prompts that are decided together."""
+        ...
+
+    @property
+    def wants_gradient_norms(self) -> bool:
+        """Whether `Waiting.gradient_norm` is of use; it is measured only if a learner can."""
+        ...
+
+    def learn(self, memory: Memory | None, prompt: Prompt, rewards: Sequence[Exact]) -> Memory | None:
+        """After every round, before `judge`: what to keep of the prompt from now on, given the rewards of the round."""
+        ...
+
+    def allocate(self, waiting: Sequence[Waiting]) -> Sequence[Decision]:
+        """One decision a prompt: RETRY with `draws`, or (when it has a group) TRAIN, SOLVED or GIVE_UP."""
         ...
 
 

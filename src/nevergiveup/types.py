@@ -65,6 +65,8 @@ class Completion:
     tokens: ids, the end-of-sequence token included when it was sampled.
     logprobs: one natural log-probability a token, under the sampling distribution (temperature applied).
     mask: False on tokens that the policy did not sample (tool output); None means that it sampled all of them.
+    top_ids, top_logprobs: for each token the ids that were most likely at its place, and their natural log-probabilities
+    under the sampling distribution, most likely first; None unless the engine was asked for them (score centering).
     version_first, version_last: policy versions that sampled the first and the last token. Weights may change in
     mid-sequence; age counts from `version_first`, the oldest.
     """
@@ -76,6 +78,8 @@ class Completion:
     version_first: int
     version_last: int
     mask: tuple[bool, ...] | None = None
+    top_ids: tuple[tuple[int, ...], ...] | None = None
+    top_logprobs: tuple[tuple[float, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,8 @@ class Verdict(StrEnum):
     TRAIN = "train"
     RETRY = "retry"
     GIVE_UP = "give_up"
+    WAIT = "wait"
+    """Of an allocator only: decided later, together with other prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +163,24 @@ class Decision:
     verdict: Verdict
     draws: int = 0
     retire: bool = False
+
+
+Memory: TypeAlias = tuple[int | float, ...]
+"""What an allocator keeps of a prompt from visit to visit: plain numbers, which go into checkpoints as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A prompt that waits for its share of an allocator's budget.
+
+    group: its attempts at this visit; None before the first round. memory: what `learn` returned last; None if it never ran.
+    gradient_norm: mean gradient norm of log pi over its right attempts, where a learner measured it (0.0: none is right).
+    """
+
+    prompt: Prompt
+    group: Group | None
+    memory: Memory | None
+    gradient_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
