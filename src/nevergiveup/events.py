@@ -62,6 +62,27 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """An allocator decided about a chain that waited: `draws` more completions (verdict retry), or its end.
+
+    outcome, rounds, tried, total, n_fresh: as in `Judged`. gradient_norm: what the share was computed from; None: not measured.
+    """
+
+    kind: ClassVar[str] = "planned"
+    prompt: str
+    epoch: int
+    verdict: str
+    draws: int
+    outcome: str
+    rounds: int
+    tried: int
+    total: Exact
+    n_fresh: int
+    gradient_norm: float | None
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """A request was lost to infrastructure trouble. closed: tried often enough, the chain was closed unscored."""
 
@@ -76,7 +97,8 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A group entered a batch. ages: of its trained attempts, in policy versions (-1 = unknown)."""
+    """A group entered a batch. ages: of its trained attempts, in policy versions (-1 = unknown). fell_back: its advantages
+    could not be anchored without breaking the order of its rewards, and were centred instead."""
 
     kind: ClassVar[str] = "trained"
     prompt: str
@@ -87,6 +109,7 @@ class Trained:
     tried: int
     total: Exact
     ages: tuple[int, ...]
+    fell_back: bool
     version: int
 
 
@@ -110,10 +133,10 @@ class Published:
     version: int
 
 
-Event: TypeAlias = Dispatched | Judged | Failed | Trained | WentStale | Published
+Event: TypeAlias = Dispatched | Judged | Planned | Failed | Trained | WentStale | Published
 EventSink: TypeAlias = Callable[[Event], None]
 
-_KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in (Dispatched, Judged, Failed, Trained, WentStale, Published)}
+_KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in (Dispatched, Judged, Planned, Failed, Trained, WentStale, Published)}
 _FIELDS = {cls: tuple(field.name for field in fields(cls)) for cls in _KINDS.values()}
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from nevergiveup.protocols import Engine, Grader, InfrastructureError, Learner, Task, Weights
 from nevergiveup.scheduler import Scheduler
-from nevergiveup.types import Attempt, Batch, Completion, Grade, Metrics, Prompt, Request, Unverified, exact
+from nevergiveup.types import Attempt, Batch, Completion, Exact, Grade, Metrics, Prompt, Request, Unverified, exact
 
 MAX_FAILURES_IN_A_ROW = 16
 """Requests lost to infrastructure trouble, with no success in between, after which the run ends."""
@@ -77,6 +77,7 @@ class Loop:
 
     max_in_flight: completions handed to the engine at once.
     truncated_is_wrong: completions cut by the length limit score 0 whatever the grader says (unverified ones stay so).
+    shape: the reward that counts, from the one that was graded (a length penalty, for example).
     on_step: awaited after every step, before the next batch is cut.
     stall_s: longest wait for a batch without anything being delivered.
     """
@@ -91,6 +92,7 @@ class Loop:
         n_steps: int | None,
         max_in_flight: int,
         truncated_is_wrong: bool = True,
+        shape: Callable[[Exact, Completion], Exact] | None = None,
         on_step: Callable[[Step], Awaitable[None]] | None = None,
         stall_s: float = 900.0,
     ) -> None:
@@ -101,6 +103,7 @@ class Loop:
         self.n_steps = n_steps
         self.max_in_flight = max_in_flight
         self.truncated_is_wrong = truncated_is_wrong
+        self.shape = shape
         self.on_step = on_step
         self.stall_s = stall_s
         self._n_out = 0
@@ -159,6 +162,8 @@ class Loop:
                 continue
             self._verdicts.append(None)
             reward = 0 if self.truncated_is_wrong and completion.finish == "length" else exact(grade)
+            if self.shape is not None:
+                reward = self.shape(reward, completion)
             attempts.append(Attempt(reward, completion.version_first, completion))
         self._check_grader()
         self.scheduler.deliver(request.id, attempts, len(grades) - len(attempts))
@@ -178,8 +183,12 @@ class Loop:
                 return self._stopped
             if self.n_steps is not None and self.scheduler.version >= self.n_steps:
                 return f"all {self.n_steps} steps are done"
+            if groups := self.scheduler.norms_wanted():
+                self.scheduler.give_norms(await self.learner.gradient_norms(groups))
+                self._changed.set()
             batch = self.scheduler.take()
             if batch is None:
+                self._changed.set()  # groups that went stale may be asked again
                 if reason := self.scheduler.finished:
                     return reason
                 await self._wait_for_delivery()

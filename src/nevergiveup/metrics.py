@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nevergiveup.events import Dispatched, Event, Failed, Judged, Trained, WentStale
+from nevergiveup.events import Dispatched, Event, Failed, Judged, Planned, Trained, WentStale
 from nevergiveup.types import Exact
 
 ALL = "all"
@@ -44,6 +44,10 @@ class Tally:
     rounds_when_trained: Counter[int] = field(default_factory=Counter)
     rounds_when_given_up: Counter[int] = field(default_factory=Counter)
     went_stale: int = 0
+    fell_back: int = 0
+    """Trained groups whose advantages could not be anchored and were centred instead."""
+    planned: int = 0
+    """Draws that an allocator decided, over prompts that waited for their share."""
     completions: dict[str, Counter[str]] = field(default_factory=dict)
     closed_tried: int = 0
     closed_reward: Exact = 0
@@ -55,8 +59,12 @@ class Tally:
                 self._count(event.prompt, drawn=event.n)
             case Judged():
                 self._add_round(event, max_reward)
+            case Planned():
+                self.planned += event.draws
+                self._add_outcome(event.outcome, event.rounds, event.tried, event.total, event.n_fresh, event.prompt)
             case Trained():
                 self.outcomes["trained"] += 1
+                self.fell_back += event.fell_back
                 self.rounds_when_trained[event.rounds] += 1
                 self.ages.update(event.ages)
                 stale = event.tried - event.n_trained - event.n_left_out
@@ -86,7 +94,7 @@ class Tally:
                 self.varied += 1
             elif low == max_reward:
                 self.all_right += 1
-            elif low == 0:
+            elif low <= 0:  # below 0: with a length penalty
                 self.all_wrong += 1
                 self.length_limited += event.n_truncated == len(event.rewards)
             else:
@@ -95,13 +103,18 @@ class Tally:
             self.no_verdict += 1
         if event.verdict == "retry":
             self.retries += 1
-        if event.outcome:
-            self.outcomes[event.outcome] += 1
-            fate = {"given_up": "given_up", "unverified": "unverified"}.get(event.outcome, "filtered")
-            self._count(event.prompt, **{fate: event.n_fresh}, stale=event.tried - event.n_fresh)
-            self._close(event.tried, event.total)
-            if event.outcome == "given_up":
-                self.rounds_when_given_up[event.round] += 1
+        self._add_outcome(event.outcome, event.round, event.tried, event.total, event.n_fresh, event.prompt)
+
+    def _add_outcome(self, outcome: str, rounds: int, tried: int, total: Exact, n_fresh: int, prompt_id: str) -> None:
+        """How a judged chain closed; nothing if it is still open."""
+        if not outcome:
+            return
+        self.outcomes[outcome] += 1
+        fate = {"given_up": "given_up", "unverified": "unverified"}.get(outcome, "filtered")
+        self._count(prompt_id, **{fate: n_fresh}, stale=tried - n_fresh)
+        self._close(tried, total)
+        if outcome == "given_up":
+            self.rounds_when_given_up[rounds] += 1
 
     def _count(self, prompt_id: str, **counts: int) -> None:
         for bucket in {ALL, self.bucket_of.get(prompt_id, ALL)}:
@@ -118,6 +131,8 @@ class Tally:
             "no_verdict_groups": self.no_verdict,
             "requeued": self.retries,
             "went_stale": self.went_stale,
+            "anchor_fallbacks": self.fell_back,
+            "completions_planned": self.planned,
             "completions_scored": self.n_scored,
             "completions_unverified": self.n_unverified,
             "completions_failed": self.n_failed,

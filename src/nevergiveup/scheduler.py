@@ -7,9 +7,10 @@ people's trainers; every interleaving can be replayed; and its whole state fits 
 One visit of a prompt is a chain: a round of completions, judged on arrival, perhaps asked again (RETRY), at last closed.
 
     queued -> in flight -> ready -> trained          closed: solved, solved_after_retry, given_up,
-       ^          |          |                               unverified, failed, stale
-       +-- RETRY -+          |
+       ^        |    |       |                               unverified, failed, stale
+       +- RETRY +    | WAIT  |
        +---- went stale -----+
+       +-- waiting <-+        with an allocator: a block of chains is decided together
 
 Judged on arrival, weighed when the batch is cut: in between attempts can go stale, and then the advantages change.
 """
@@ -18,10 +19,11 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
-from math import ceil
+from itertools import islice, takewhile
+from math import ceil, isfinite
 from random import Random
 from typing import Any, Literal
 
@@ -30,13 +32,14 @@ from nevergiveup.events import (
     EventSink,
     Failed,
     Judged,
+    Planned,
     Published,
     Trained,
     WentStale,
     from_json,
     to_json,
 )
-from nevergiveup.strategies import Strategy
+from nevergiveup.strategies import Allocator, Strategy, Weights
 from nevergiveup.types import (
     Attempt,
     Batch,
@@ -44,10 +47,12 @@ from nevergiveup.types import (
     Decision,
     Exact,
     Group,
+    Memory,
     Prompt,
     Request,
     TrainGroup,
     Verdict,
+    Waiting,
     exact,
 )
 
@@ -80,7 +85,8 @@ class Ledger:
     failed: int = 0
     reissued: int = 0
     chains: Counter[str] = field(default_factory=Counter)
-    """opened, trained, solved, solved_after_retry, given_up, stale, unverified, failed; and events: retries, went_stale."""
+    """opened, trained, solved, solved_after_retry, given_up, stale, unverified, failed; and events: retries, went_stale,
+    planned (draws that an allocator decided)."""
 
     def as_dict(self) -> dict[str, Any]:
         counts = {entry.name: getattr(self, entry.name) for entry in fields(self)}
@@ -97,7 +103,8 @@ class Ledger:
 
 @dataclass(slots=True, eq=False)
 class _Chain:
-    """One visit of a prompt. best: of the rounds since the chain last had to start over (None: nothing to beat)."""
+    """One visit of a prompt. best: of the rounds since the chain last had to start over (None: nothing to beat). size: of
+    a ready group, its share of a batch. gradient_norm: measured by the learner while the chain waits."""
 
     row: int
     epoch: int
@@ -112,6 +119,8 @@ class _Chain:
     trouble: int = 0
     times_stale: int = 0
     request: int | None = None
+    size: int = 1
+    gradient_norm: float | None = None
 
 
 class Scheduler:
@@ -119,13 +128,17 @@ class Scheduler:
 
     prompts: the data set; each row is visited once an epoch, in an order shuffled by (seed, epoch), one live chain a row.
     n_groups: N, groups in a batch.
+    n_completions: cut batches by completions instead: whole groups, in order, until the next one would not fit (a group
+    larger than a batch makes one alone). What does not fit is carried over to the next batch.
     lag: batches that generation may be ahead of training; 0 is the synchronous run. Nothing is asked for while
-    ceil((lag + 1) * N) groups are ready or in the step that is running.
-    max_pending: most groups open, ready or in that step; by default as many. More of them keep an engine full when few
-    rounds end in a group to train on; what they yield above the bound of `lag` waits, and ages.
+    ceil((lag + 1) * N) groups (or completions) are ready or in the step that is running.
+    max_pending: most groups open, ready or in that step; by default ceil((lag + 1) * n_groups). More of them keep an engine
+    full when few rounds end in a group to train on; what they yield above the bound of `lag` waits, and ages.
     retry_order: retries go to the "back" of the dispatch queue (as published) or to the "front" (fresher, burstier).
     max_epochs, max_completions: bounds of the run; None is no bound.
     max_barren_epochs: passes over the data without a single trained group after which the run ends with a reason.
+    gradient_norms: whether somebody answers `norms_wanted`. If not, an allocator that would use them does without, and its
+    `Planned` events say so.
     on_event: called with every event, in order.
     """
 
@@ -135,6 +148,7 @@ class Scheduler:
         prompts: Sequence[Prompt],
         *,
         n_groups: int,
+        n_completions: int | None = None,
         lag: float = 1,
         max_pending: int | None = None,
         retry_order: RetryOrder = "back",
@@ -142,6 +156,7 @@ class Scheduler:
         max_completions: int | None = None,
         max_barren_epochs: int = 3,
         seed: int = 0,
+        gradient_norms: bool = False,
         on_event: EventSink | None = None,
     ) -> None:
         if not prompts:
@@ -150,15 +165,19 @@ class Scheduler:
             raise ValueError(f"n_groups = {n_groups} (N, groups in a batch) must be at least 1")
         if lag < 0:
             raise ValueError(f"lag = {lag} must be 0 (synchronous) or more")
-        self.max_ready = ceil((lag + 1) * n_groups)
-        self.max_pending = self.max_ready if max_pending is None else max_pending
+        self.max_ready = ceil((lag + 1) * (n_completions or n_groups))
+        self.max_pending = ceil((lag + 1) * n_groups) if max_pending is None else max_pending
         if self.max_pending < n_groups:
             raise ValueError(
                 f"max_pending = {self.max_pending} is below n_groups = {n_groups}: a batch could never fill; raise it"
             )
         if retry_order not in ("back", "front"):
             raise ValueError(f'retry_order = {retry_order!r} must be "back" or "front"')
-        for name, bound in (("max_epochs", max_epochs), ("max_completions", max_completions)):
+        for name, bound in (
+            ("n_completions", n_completions),
+            ("max_epochs", max_epochs),
+            ("max_completions", max_completions),
+        ):
             if bound is not None and bound < 1:
                 raise ValueError(f"{name} = {bound} must be at least 1, or left out for no bound")
         if max_barren_epochs < 1:
@@ -166,6 +185,7 @@ class Scheduler:
         self.strategy = strategy
         self.prompts = prompts
         self.n_groups = n_groups
+        self.n_completions = n_completions
         self.retry_order = retry_order
         self.max_epochs = max_epochs
         self.max_completions = max_completions
@@ -176,6 +196,9 @@ class Scheduler:
         self.ledger = Ledger()
         self.epoch = 0
 
+        self._allocator = strategy if isinstance(strategy, Allocator) else None
+        self._measures_norms = gradient_norms and self._allocator is not None and self._allocator.wants_gradient_norms
+        self._falls_back: Callable[[Group], bool] | None = getattr(strategy, "falls_back", None)
         self._rng = Random(f"{seed}/judge")
         self._order = self._shuffled(0)
         self._position = 0
@@ -183,10 +206,13 @@ class Scheduler:
         self._owed: dict[int, None] = {}  # rows whose turn came while their chain was live; an ordered set
         self._due: deque[int] = deque()  # of those, the rows whose chain has closed meanwhile
         self._retired: set[int] = set()
+        self._memory: dict[int, Memory] = {}
+        self._waiting: deque[_Chain] = deque()
         self._queue: deque[_Chain] = deque()
         self._in_flight: dict[int, _Chain] = {}
         self._ready: deque[_Chain] = deque()
         self._n_training = 0
+        self._training_size = 0
         self._n_requests = 0
         self._n_barren = 0  # chains closed in a row without one that was trained
 
@@ -223,18 +249,91 @@ class Scheduler:
         while len(self._live) + self._n_training < self.max_pending and not self._over_budget(0):
             row = self._next_row()
             if row is None:
-                return
+                break
             chain = _Chain(row, self.epoch, self.strategy.open(self.prompts[row]))
             self.ledger.chains["opened"] += 1
             self._live[row] = chain
-            self._queue.append(chain)
+            (self._queue if chain.draws else self._waiting).append(chain)
+        if self._waiting:
+            self._allocate()
 
     def _is_restoring(self) -> bool:
         """Whether what was in flight when the checkpoint was taken still has to go out again: before anything else does."""
         return bool(self._queue) and self._queue[0].request is not None
 
     def _far_enough_ahead(self) -> bool:
-        return len(self._ready) + self._n_training >= self.max_ready
+        return self._ready_size() + self._training_size >= self.max_ready
+
+    def _ready_size(self) -> int:
+        """Of all ready groups, in what batches are cut by: groups, or completions."""
+        return len(self._ready) if self.n_completions is None else sum(chain.size for chain in self._ready)
+
+    def _allocate(self) -> None:
+        """Decides waiting chains, as many at once as are due."""
+        allocator = self._allocator
+        assert allocator is not None
+        while n := self._n_measured() if self._measures_norms else self._n_due():
+            chains = [self._waiting.popleft() for _ in range(n)]
+            for chain in chains:
+                self._prune(chain)
+            waiting = [
+                Waiting(
+                    self.prompts[chain.row],
+                    self._group(chain, chain.best) if chain.tried else None,
+                    self._memory.get(chain.row),
+                    chain.gradient_norm,
+                )
+                for chain in chains
+            ]
+            for chain, decision in zip(chains, allocator.allocate(waiting), strict=True):
+                self._plan(chain, decision)
+
+    def _n_due(self) -> int:
+        """How many waiting chains are to be decided together now: a block, or all when nothing else can move."""
+        assert self._allocator is not None
+        n = len(self._waiting)
+        if n >= self._allocator.block:
+            return self._allocator.block
+        return 0 if self._queue or self._in_flight else n
+
+    def _n_measured(self) -> int:
+        return sum(1 for _ in takewhile(lambda chain: chain.gradient_norm is not None, self._waiting))
+
+    def _plan(self, chain: _Chain, decision: Decision) -> None:
+        norm, chain.gradient_norm = chain.gradient_norm, None
+        n_fresh, outcome = len(chain.fresh), ""
+        if decision.verdict is Verdict.RETRY:
+            self.ledger.chains["planned"] += decision.draws
+            chain.draws = decision.draws
+            if chain.rounds:
+                self._requeue(chain)
+            else:
+                self._queue.append(chain)
+        else:
+            outcome = self._settle(chain, decision)
+        if self.on_event:
+            self.on_event(
+                Planned(
+                    self.prompts[chain.row].id, chain.epoch, decision.verdict.value, decision.draws, outcome,
+                    chain.rounds, chain.tried, chain.total, n_fresh, norm, self.version,
+                )
+            )  # fmt: skip
+
+    def norms_wanted(self) -> list[Group]:
+        """Groups whose gradient norms an allocator waits for; empty when there are none now. See `give_norms`."""
+        if not self._measures_norms or not self._waiting or self._n_measured():
+            return []
+        chains = list(islice(self._waiting, self._n_due()))
+        for chain in chains:
+            self._prune(chain)
+        return [self._group(chain, chain.best) for chain in chains]
+
+    def give_norms(self, norms: Sequence[float]) -> None:
+        """The answer to the last `norms_wanted`: one number a group, in that order (see `protocols.Learner`)."""
+        if len(norms) > len(self._waiting) or any(not isfinite(norm) or norm < 0 for norm in norms):
+            raise ValueError(f"gradient norms must be finite, at least 0, and one a group that waits, not {norms}")
+        for chain, norm in zip(self._waiting, norms, strict=False):
+            chain.gradient_norm = norm
 
     def _over_budget(self, n: int) -> bool:
         if self.max_completions is None:
@@ -342,6 +441,8 @@ class Scheduler:
             chain.rounds += 1
             chain.fresh.extend(attempts)
             self._prune(chain)
+            if self._allocator is not None:
+                self._remember(chain.row, self._allocator.learn(self._memory.get(chain.row), prompt, rewards))
             decision = self.strategy.judge(self._group(chain, best_before), self._rng)
             verdict, outcome = decision.verdict.value, self._settle(chain, decision)
         else:
@@ -384,6 +485,10 @@ class Scheduler:
             prompt = self.prompts[chain.row]
             self.on_event(Failed(request_id, prompt.id, chain.epoch, chain.draws, reason, closed))
 
+    def _remember(self, row: int, memory: Memory | None) -> None:
+        if memory is not None:
+            self._memory[row] = memory
+
     def _settle(self, chain: _Chain, decision: Decision) -> str:
         """Moves a judged chain on; returns how it closed, or the empty string while it is open."""
         outcome = ""
@@ -392,7 +497,11 @@ class Scheduler:
             self._retired.add(chain.row)
         match decision.verdict:
             case Verdict.TRAIN:
+                if self.n_completions is not None:
+                    chain.size = _n_weighed(self.strategy.weigh(self._group(chain, chain.best)))
                 self._ready.append(chain)
+            case Verdict.WAIT:
+                self._waiting.append(chain)
             case Verdict.RETRY:
                 chain.draws = decision.draws
                 self.ledger.chains["retries"] += 1
@@ -448,31 +557,40 @@ class Scheduler:
         stale and its prompt asked again, its history kept. When nothing more can come before a training step (a small data
         set, the end of the run), a batch may hold fewer groups.
         """
-        if not self._ready or (len(self._ready) < self.n_groups and not self._is_dry()):
+        size = self.n_completions or self.n_groups
+        if not self._ready or (self._ready_size() < size and not self._is_dry()):
             return None
         groups: list[tuple[_Chain, TrainGroup]] = []
+        total, is_full = 0, False
         for chain in list(self._ready):
-            if len(groups) == self.n_groups:
-                break
             self._prune(chain)
             group = self._group(chain, chain.best)
             weights = tuple(self.strategy.weigh(group))
             if len(weights) != len(group.fresh):
                 raise ValueError(f"{self.strategy} gave {len(weights)} weights for {len(group.fresh)} attempts")
-            if all(weight is None for weight in weights):
+            n_weighed = _n_weighed(weights)
+            if not n_weighed:
                 self._ready.remove(chain)
                 self._drop_stale(chain)
-            else:
-                baseline = float(group.baseline)
-                groups.append(
-                    (chain, TrainGroup(group.prompt, group.fresh, weights, baseline, chain.tried, chain.rounds))
-                )
-        if not groups or (len(groups) < self.n_groups and not self._is_dry()):
+                continue
+            if self.n_completions is not None:
+                chain.size = n_weighed
+            if groups and total + chain.size > size:
+                is_full = True  # it is carried over
+                break
+            total += chain.size
+            baseline = float(group.baseline)
+            groups.append((chain, TrainGroup(group.prompt, group.fresh, weights, baseline, chain.tried, chain.rounds)))
+            if total >= size:
+                is_full = True
+                break
+        if not groups or not (is_full or self._is_dry()):
             return None  # groups went stale, and others may still come
         for chain, train_group in groups:
             self._ready.popleft()
             self._train(chain, train_group)
         self._n_training += len(groups)
+        self._training_size += total
         return Batch(self.version, tuple([train_group for _, train_group in groups]))
 
     def _is_dry(self) -> bool:
@@ -482,6 +600,8 @@ class Scheduler:
         self._refill()
         if self._queue:
             return self._over_budget(self._queue[0].draws)
+        if self._waiting:
+            return False  # for gradient norms
         return self._n_training == 0 or len(self._live) + self._n_training < self.max_pending
 
     def _train(self, chain: _Chain, group: TrainGroup) -> None:
@@ -497,10 +617,11 @@ class Scheduler:
         self.ledger.left_out += n_left_out
         self._close(chain, "trained")
         if self.on_event:
+            fell_back = self._falls_back is not None and self._falls_back(self._group(chain, chain.best))
             self.on_event(
                 Trained(
                     group.prompt.id, chain.epoch, chain.rounds, len(ages), n_left_out,
-                    chain.tried, chain.total, tuple(ages), self.version,
+                    chain.tried, chain.total, tuple(ages), fell_back, self.version,
                 )
             )  # fmt: skip
 
@@ -516,7 +637,10 @@ class Scheduler:
             self._close(chain, "stale")
         else:
             chain.draws = self.strategy.open(self.prompts[chain.row])
-            self._requeue(chain)
+            if chain.draws:
+                self._requeue(chain)
+            else:
+                self._waiting.append(chain)
         if self.on_event:
             self.on_event(WentStale(self.prompts[chain.row].id, chain.epoch, n, closed, self.version))
 
@@ -525,7 +649,7 @@ class Scheduler:
         if version < self.version:
             raise ValueError(f"policy version {version} is older than the published {self.version}")
         self.version = version
-        self._n_training = 0
+        self._n_training = self._training_size = 0
         if self.on_event:
             self.on_event(Published(version))
 
@@ -539,7 +663,7 @@ class Scheduler:
 
     @property
     def n_open(self) -> int:
-        """Chains queued or in flight."""
+        """Chains queued, in flight or waiting."""
         return len(self._live) - len(self._ready)
 
     @property
@@ -572,6 +696,8 @@ class Scheduler:
             "position": self._position,
             "rng": [rng_version, list(rng_words), rng_gauss],
             "ledger": self.ledger.as_dict(),
+            "waiting": [_chain_to_json(chain) for chain in self._waiting],
+            "memory": {str(row): list(memory) for row, memory in self._memory.items()},
             "in_flight": [_chain_to_json(chain) for chain in self._in_flight.values()],
             "queue": [_chain_to_json(chain) for chain in self._queue],
             "ready": [_chain_to_json(chain) for chain in self._ready],
@@ -579,6 +705,7 @@ class Scheduler:
             "due": list(self._due),
             "retired": sorted(self._retired),
             "n_training": self._n_training,
+            "training_size": self._training_size,
             "n_requests": self._n_requests,
             "n_barren": self._n_barren,
         }
@@ -606,11 +733,14 @@ class Scheduler:
         self._in_flight = {}
         self._queue = deque([*lost, *map(_chain_from_json, state["queue"])])
         self._ready = deque(map(_chain_from_json, state["ready"]))
-        self._live = {chain.row: chain for chain in [*self._queue, *self._ready]}
+        self._waiting = deque(map(_chain_from_json, state["waiting"]))
+        self._memory = {int(row): tuple(memory) for row, memory in state["memory"].items()}
+        self._live = {chain.row: chain for chain in [*self._queue, *self._waiting, *self._ready]}
         self._owed = dict.fromkeys(state["owed"])
         self._due = deque(state["due"])
         self._retired = set(state["retired"])
         self._n_training = state["n_training"]
+        self._training_size = state["training_size"]
         self._n_requests = state["n_requests"]
         self._n_barren = state["n_barren"]
 
@@ -620,6 +750,11 @@ class Scheduler:
             digest.update(prompt.id.encode())
             digest.update(b"\0")
         return f"{len(self.prompts)} prompts, {digest.hexdigest()}"
+
+
+def _n_weighed(weights: Weights) -> int:
+    """Attempts that are trained on, with weight 0.0 too."""
+    return len(weights) - sum(weight is None for weight in weights)
 
 
 def _chain_to_json(chain: _Chain) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from nevergiveup.events import (
     EventWriter,
     Failed,
     Judged,
+    Planned,
     Published,
     Trained,
     WentStale,
@@ -36,7 +37,11 @@ EVENTS: list[Event] = [
     Failed(request=5, prompt="ä\n\"", epoch=0, n=4, reason="connection lost\r\n\u2028 at é", closed=True),
     Trained(
         prompt="p1", epoch=0, rounds=2, n_trained=3, n_left_out=1, tried=7, total=Fraction(0.1), ages=(1, -1, 0),
-        version=7,
+        fell_back=True, version=7,
+    ),
+    Planned(
+        prompt="p4", epoch=1, verdict="retry", draws=12, outcome="", rounds=1, tried=8, total=Fraction(5, 12), n_fresh=8,
+        gradient_norm=0.25, version=7,
     ),
     WentStale(prompt="p3", epoch=2, n=2, closed=False, version=9),
     Published(version=8),
@@ -86,7 +91,7 @@ def test_a_line_that_is_no_event_is_refused(line: str) -> None:
 
 def test_written_events_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    times = iter([0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
+    times = (i / 2 for i in range(len(EVENTS)))
     writer = EventWriter(path, lambda: next(times))
     for event in EVENTS[:4]:
         writer.write(event)
