@@ -36,6 +36,19 @@ def small_llama(seed: int = 0, vocab_size: int = 6) -> LlamaForCausalLM:
 # Prompts and grading
 
 
+def test_impossible_prompts() -> None:
+    plain, mixed = Chains(seed=3).prompts("train"), Chains(seed=3, impossible=0.1).prompts("train")
+    changed = [(a, b) for a, b in zip(plain, mixed, strict=True) if a != b]
+    assert len(changed) == 102
+    for before, after in changed:
+        assert after.id == f"{before.id}-impossible"
+        assert after.tokens == before.tokens
+        assert len(after.answer) == 9, "no completion of the demo's 6 tokens can be right"
+    assert Chains(seed=3).prompts("heldout") == Chains(seed=3, impossible=0.1).prompts("heldout")
+    with pytest.raises(ValueError, match="impossible"):
+        Chains(impossible=1.5)
+
+
 def test_splits_have_the_stated_sizes_and_share_nothing() -> None:
     train, heldout = TASK.prompts("train"), TASK.prompts("heldout")
     assert (len(train), len(heldout)) == (1024, 820)

@@ -1,6 +1,6 @@
 """The generated task `chains`: apply a chain of secret operators to a value, writing every intermediate value.
 
-Layer 3. Standard library only; everything follows from (seed, preset).
+Layer 3. Standard library only; everything follows from (seed, preset, impossible).
 
 There are 16 values and 25 operators. Each operator is a fixed random permutation of the values. A prompt is a start
 value and 1 to 4 operators; its one right completion is the value after each operator, then the end of sequence:
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from math import exp, log
@@ -74,15 +74,21 @@ COMPOSITIONS: Mapping[str, Composition] = {
 class Chains:
     """The task `chains`. Two equal instances have equal operators, teacher and prompts, on any machine.
 
-    Raises ValueError for an unknown preset.
+    impossible: share of the training prompts that no completion can solve, as bad labels would be; their ids end in
+    "-impossible". Held-out prompts are all sound.
+
+    Raises ValueError for an unknown preset, and a share outside [0, 1].
     """
 
     seed: int = 0
     preset: Literal["demo", "study"] = "demo"
+    impossible: float = 0.0
 
     def __post_init__(self) -> None:
         if self.preset not in RELIABILITY:
             raise ValueError(f"preset must be one of {', '.join(RELIABILITY)}, not {self.preset!r}")
+        if not 0 <= self.impossible <= 1:
+            raise ValueError(f"impossible must be a share from 0 to 1, not {self.impossible}")
 
     # The vocabulary: ids are positions. Values come first, so that the id of a value is the value itself.
 
@@ -171,6 +177,11 @@ class Chains:
             heldout += drawn[composition.n_train :]
         rng.shuffle(train)
         rng.shuffle(heldout)
+        rng = Random(f"chains impossible {self.seed}")
+        for i in rng.sample(range(len(train)), round(self.impossible * len(train))):
+            # It demands twice the values that the longest prompt asks for: more than a completion has room for.
+            values = (*train[i].answer[:-1], *[0] * 2 * MAX_OPERATORS)[: 2 * MAX_OPERATORS]
+            train[i] = replace(train[i], id=f"{train[i].id}-impossible", answer=(*values, self.eos_id))
         return {"train": tuple(train), "heldout": tuple(heldout)}
 
     def _draw(self, rng: Random, composition: Composition) -> Prompt:
