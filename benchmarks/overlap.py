@@ -27,7 +27,7 @@ from nevergiveup.train import train
 def regimes(settings: Settings) -> dict[str, Settings]:
     plain = replace(
         settings,
-        strategy=FixedK(k=4, std=False),
+        strategy=FixedK(k=4),
         batch=BatchSettings(n_groups=64),
         eval=EvalSettings(n_prompts=0),
         max_completions=None,

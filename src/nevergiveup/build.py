@@ -42,7 +42,7 @@ class Data:
 
 def make_task(settings: Settings) -> Task:
     if settings.task.name == "chains":
-        return Chains(seed=settings.seed, preset=settings.task.preset)
+        return Chains(settings.seed, settings.task.preset, settings.task.impossible)
     return GSM8K(settings.task.style)
 
 
@@ -192,6 +192,7 @@ def make_engine(
     n_slots: int,
     decode_text: bool,
     n_threads: int | None,
+    n_top: int,
 ) -> Engine:
     """An engine with a model of its own. Importable by name, so that it can be built in another process."""
     import torch
@@ -206,6 +207,7 @@ def make_engine(
         temperature=temperature,
         max_new_tokens=max_new_tokens,
         n_slots=n_slots,
+        n_top=n_top,
     )
 
 
@@ -217,13 +219,18 @@ def engine_arguments(settings: Settings, n_threads: int | None) -> dict[str, Any
         "n_slots": settings.sampling.n_slots,
         "decode_text": settings.task.name != "chains",
         "n_threads": n_threads,
+        "n_top": settings.learner.score_centering,
     }
 
 
-def make_learner(settings: Settings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TorchLearner:
+def make_learner(
+    settings: Settings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, start: Path | str
+) -> TorchLearner:
+    """start: folder of the policy that the run began with, which a KL term refers to."""
     from nevergiveup.learner.policy import TorchLearner
 
     options = settings.learner
+    low, high = options.ratio_mask_low, options.ratio_mask_high
     return TorchLearner(
         model,
         tokenizer,
@@ -233,8 +240,13 @@ def make_learner(settings: Settings, model: PreTrainedModel, tokenizer: PreTrain
         n_steps=settings.steps,
         weight_decay=options.weight_decay,
         max_grad_norm=options.max_grad_norm,
-        clip_low=options.clip_low,
-        clip_high=options.clip_high,
+        loss=settings.loss,
+        normalize=options.normalize,
+        max_new_tokens=settings.sampling.max_new_tokens,
+        ratio_mask=None if low is None or high is None else (low, high),
+        score_centering=options.score_centering > 0,
+        kl_beta=options.kl_beta,
+        reference=load_model(start, settings.model.dtype) if options.kl_beta else None,
         temperature=settings.sampling.temperature,
         micro_batch_tokens=options.micro_batch_tokens,
         truncated=options.truncated,

@@ -19,16 +19,18 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from nevergiveup.objectives import LOSSES
 from nevergiveup.recipes import RECIPES
 from nevergiveup.settings import Settings
-from nevergiveup.strategies import STRATEGIES, DynamicSampling, FixedK, NeverGiveUp
-
-AnyStrategy: TypeAlias = NeverGiveUp | FixedK | DynamicSampling
+from nevergiveup.strategies import STRATEGIES
 
 COMMAND_LINE = "command line"
 
+CHOICES: Mapping[str, Mapping[str, type[Any]]] = {"strategy": STRATEGIES, "loss": LOSSES}
+"""Sections that are chosen by name, and what there is to choose from: each has keys of its own."""
+
 KEPT_KEYS = ("strategy.k", "strategy.window")
-"""What stays when another strategy is chosen; its other fields start from their defaults."""
+"""What stays when another strategy is chosen that has it too; all other fields of a choice start from their defaults."""
 
 NAMES_ELSEWHERE: Mapping[str, str] = {
     "p_ngu": "strategy.p",
@@ -43,9 +45,21 @@ NAMES_ELSEWHERE: Mapping[str, str] = {
     "n_prompts_per_batch": "batch.n_groups",
     "batch_size": "batch.n_groups",
     "learning_rate": "learner.lr",
-    "scale_rewards": "strategy.std",
-    "epsilon": "learner.clip_low",
-    "epsilon_high": "learner.clip_high",
+    "scale_rewards": "strategy.divide_by",
+    "std": "strategy.divide_by",
+    "loss_type": "loss",
+    "epsilon": "loss.clip_low",
+    "epsilon_high": "loss.clip_high",
+    "clip_range": "loss.clip_low",
+    "delta": "loss.dual_clip",
+    "clip_ratio_c": "loss.dual_clip",
+    "importance_sampling_cap": "loss.cap",
+    "tis_imp_ratio_cap": "loss.cap",
+    "loss_agg_mode": "learner.normalize",
+    "beta": "learner.kl_beta",
+    "kl": "learner.kl_beta",
+    "kl_coef": "learner.kl_beta",
+    "overlong_buffer_len": "sampling.overlong_buffer",
     "max_tokens": "sampling.max_new_tokens",
     "max_completion_length": "sampling.max_new_tokens",
     "max_prompt_length": "task.max_prompt_tokens",
@@ -59,18 +73,14 @@ _CUT_DISTRIBUTION = (
     "the learner computes probabilities over the whole vocabulary, and sampler and learner must have the same distribution: "
     "leave it out, use sampling.temperature"
 )
-_NO_KL = "there is no KL term in the objective: leave it out"
 
 NOT_OFFERED: Mapping[str, str] = {
     "top_p": _CUT_DISTRIBUTION,
     "top_k": _CUT_DISTRIBUTION,
     "min_p": _CUT_DISTRIBUTION,
     "repetition_penalty": _CUT_DISTRIBUTION,
-    "kl": _NO_KL,
-    "beta": _NO_KL,
-    "kl_coef": _NO_KL,
     "requeue": 'only strategy "ngu" asks again, with probability strategy.p: choose it with strategy = "ngu"',
-    "filter": 'strategies "ngu" and "dapo" drop groups without contrast, "fixed" keeps them: set strategy',
+    "filter": 'strategies like "ngu" and "dapo" drop groups without contrast, "fixed" keeps them: set strategy',
     "recipe": "the recipe stands on the command line: ngu train RECIPE --config FILE",
 }
 """Keys of other trainers that have no counterpart here -> why, and what to do."""
@@ -109,9 +119,10 @@ def resolve(recipe: str, toml: Path | None = None, flags: Sequence[str] = ()) ->
 
 
 def settings_to_json(settings: Settings) -> dict[str, Any]:
-    """Plain values by section; the strategy carries its name."""
+    """Plain values by section; strategy and loss carry their names."""
     row = asdict(settings)
-    row["strategy"] = {"name": settings.strategy.name, **row["strategy"]}
+    for section in CHOICES:
+        row[section] = {"name": getattr(settings, section).name, **row[section]}
     return row
 
 
@@ -184,7 +195,7 @@ def _lines_of_keys(text: str) -> dict[str, int]:
 
 def _read_flags(words: Sequence[str]) -> _Layer:
     """`--key value`, `--key=value`, and `--key` or `--section.no-key` for true and false. The last one of a key counts."""
-    switches = {key for name in STRATEGIES for key, hint in _types(name).items() if hint is bool}
+    switches = {key for key, hint in _ALL_TYPES if hint is bool}
     layer: _Layer = {}
     rest = list(words)
     while rest:
@@ -221,22 +232,25 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _merge(base: Settings, layers: Iterable[_Layer], *, check: bool = True) -> Settings:
     """Applies the layers in order; only the outcome has to fit together."""
-    strategy: AnyStrategy = base.strategy
+    chosen: dict[str, Any] = {section: getattr(base, section) for section in CHOICES}
     given: _Layer = {}
     for layer in layers:
-        chosen = layer.get("strategy.name") or layer.get("strategy")
-        if chosen is not None and (name := _strategy_name(chosen)) != strategy.name:
-            strategy = STRATEGIES[name](k=strategy.k, window=strategy.window)
-            given = {key: item for key, item in given.items() if key in KEPT_KEYS or not key.startswith("strategy.")}
-        types = _types(strategy.name)
+        for section in CHOICES:
+            item = layer.get(f"{section}.name") or layer.get(section)
+            if item is not None and (name := _name_of(section, item)) != chosen[section].name:
+                chosen[section] = _another(section, name, chosen[section])
+                kept = [key for key in KEPT_KEYS if key in _keys_of(section, name)]
+                given = {key: item for key, item in given.items() if key in kept or not key.startswith(f"{section}.")}
+        names = {section: choice.name for section, choice in chosen.items()}
+        types = _types(names)
         for key, item in layer.items():
-            if key in ("strategy", "strategy.name"):
+            if key.removesuffix(".name") in CHOICES:
                 continue
             if key not in types:
-                raise _refusal(key, item, strategy.name)
+                raise _refusal(key, item, names)
             given[key] = _Given(_converted(key, item, types[key]), item.where)
     try:
-        settings = _built(replace(base, strategy=strategy), given)
+        settings = _built(replace(base, **chosen), given)
         if check:
             settings.check()
     except ValueError as error:
@@ -256,24 +270,35 @@ def _built(base: Settings, given: _Layer) -> Settings:
     for section, values in by_section.items():
         try:
             changes[section] = replace(getattr(base, section), **values)
-        except ValueError as error:  # strategies check themselves; their messages start with the field
+        except ValueError as error:  # strategies and losses check themselves; their messages start with the field
             raise ValueError(f"{section}.{error}") from None
     return replace(base, **changes)
 
 
-def _strategy_name(chosen: _Given) -> str:
-    if isinstance(chosen.value, str) and chosen.value in STRATEGIES:
-        return chosen.value
-    near = get_close_matches(str(chosen.value), STRATEGIES, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(STRATEGIES)}"
-    raise ConfigError(f"{chosen.where}: strategy = {_shown(chosen.value)} is no strategy: {hint}")
+def _name_of(section: str, item: _Given) -> str:
+    variants = CHOICES[section]
+    if isinstance(item.value, str) and item.value in variants:
+        return item.value
+    near = get_close_matches(str(item.value), variants, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(variants)}"
+    raise ConfigError(f"{item.where}: {section} = {_shown(item.value)} is no {section}: {hint}")
 
 
-def _types(strategy: str) -> dict[str, Any]:
-    """Dotted key -> type of its value, with the keys of this strategy."""
+def _another(section: str, name: str, old: Any) -> Any:
+    """The choice of that name, with its defaults and what it keeps from the old one."""
+    keys = _keys_of(section, name) & _keys_of(section, old.name) & set(KEPT_KEYS)
+    return CHOICES[section][name](**{key.partition(".")[2]: getattr(old, key.partition(".")[2]) for key in keys})
+
+
+def _keys_of(section: str, name: str) -> set[str]:
+    return {f"{section}.{field.name}" for field in fields(CHOICES[section][name])}
+
+
+def _types(names: Mapping[str, str]) -> dict[str, Any]:
+    """Dotted key -> type of its value, with the keys of the choices of these names."""
     types: dict[str, Any] = {}
     for name, hint in get_type_hints(Settings).items():
-        section = STRATEGIES[strategy] if name == "strategy" else hint
+        section = CHOICES[name][names[name]] if name in CHOICES else hint
         if is_dataclass(section):
             hints = get_type_hints(section)
             types |= {f"{name}.{field.name}": hints[field.name] for field in fields(section)}
@@ -282,8 +307,17 @@ def _types(strategy: str) -> dict[str, Any]:
     return types
 
 
-_KEYS = tuple(dict.fromkeys(["strategy", "strategy.name", *(key for name in STRATEGIES for key in _types(name))]))
-"""Of all strategies."""
+_FIRST = {section: next(iter(variants)) for section, variants in CHOICES.items()}
+
+_ALL_TYPES = [
+    pair
+    for section, variants in CHOICES.items()
+    for name in variants
+    for pair in _types({**_FIRST, section: name}).items()
+]
+"""Keys of all choices with their types; most of them several times."""
+
+_KEYS = tuple(dict.fromkeys([*(f"{s}{end}" for s in CHOICES for end in ("", ".name")), *(key for key, _ in _ALL_TYPES)]))
 
 _SECTIONS = tuple(dict.fromkeys(key.partition(".")[0] for key in _KEYS if "." in key))
 
@@ -327,8 +361,8 @@ def _placed(message: str, given: _Layer) -> str:
 # ---------------------------------------------------------------------- messages
 
 
-def _refusal(key: str, item: _Given, strategy: str) -> ConfigError:
-    """Why a key that this run does not have is refused."""
+def _refusal(key: str, item: _Given, chosen: Mapping[str, str]) -> ConfigError:
+    """Why a key that this run does not have is refused. chosen: section -> name."""
     section, name = key.partition(".")[0], key.rpartition(".")[2]
     is_flag = item.where == COMMAND_LINE
     start = f"{item.where}: {key} = {_shown(item.value)}"
@@ -336,11 +370,12 @@ def _refusal(key: str, item: _Given, strategy: str) -> ConfigError:
         names = ", ".join(known.partition(".")[2] for known in _KEYS if known.startswith(f"{key}."))
         example = f"--{key}.KEY VALUE" if is_flag else f"[{key}] and below it KEY = VALUE"
         return ConfigError(f"{start}: {key} is a section: write {example}, where KEY is one of {names}")
-    if owners := [owner for owner in STRATEGIES if key in _types(owner)]:
-        here = f'this run has "{strategy}"' if name == "std" else f'"{strategy}" asks no prompt again'
-        choose = f"--strategy {owners[0]}" if is_flag else f'strategy.name = "{owners[0]}"'
+    if owners := [owner for owner in CHOICES.get(section, ()) if key in _keys_of(section, owner)]:
+        choose = f"--{section} {owners[0]}" if is_flag else f'{section}.name = "{owners[0]}"'
         names = " and ".join(f'"{owner}"' for owner in owners)
-        return ConfigError(f"{start} belongs to strategy {names}, but {here}: set {choose}, or leave {name} out")
+        return ConfigError(
+            f'{start} belongs to {section} {names}, but this run has "{chosen[section]}": set {choose}, or leave {name} out'
+        )
     what = f"there is no flag --{key}" if is_flag else f'there is no key "{key}"'
     for spelling in (name, name.lower()):
         if spelling in NOT_OFFERED:

@@ -35,7 +35,7 @@ def arms(settings: Settings) -> dict[str, Settings]:
     from about as many completions, so that both make about as many optimizer steps. Learning rate and all else are equal.
     """
     fixed = replace(
-        settings, strategy=FixedK(k=settings.strategy.k), batch=replace(settings.batch, n_groups=64, max_pending=128)
+        settings, strategy=FixedK(), batch=replace(settings.batch, n_groups=64, max_pending=128)
     )
     return {"fixed": fixed, "ngu": settings}
 

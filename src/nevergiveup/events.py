@@ -97,8 +97,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A group entered a batch. ages: of its trained attempts, in policy versions (-1 = unknown). fell_back: its advantages
-    could not be anchored without breaking the order of its rewards, and were centred instead."""
+    """A group entered a batch. ages: of its trained attempts, in policy versions (-1 = unknown)."""
 
     kind: ClassVar[str] = "trained"
     prompt: str
@@ -109,7 +108,6 @@ class Trained:
     tried: int
     total: Exact
     ages: tuple[int, ...]
-    fell_back: bool
     version: int
 
 
@@ -136,7 +134,9 @@ class Published:
 Event: TypeAlias = Dispatched | Judged | Planned | Failed | Trained | WentStale | Published
 EventSink: TypeAlias = Callable[[Event], None]
 
-_KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in (Dispatched, Judged, Planned, Failed, Trained, WentStale, Published)}
+_KINDS: dict[str, type[Any]] = {
+    cls.kind: cls for cls in (Dispatched, Judged, Planned, Failed, Trained, WentStale, Published)
+}
 _FIELDS = {cls: tuple(field.name for field in fields(cls)) for cls in _KINDS.values()}
 
 

@@ -44,8 +44,6 @@ class Tally:
     rounds_when_trained: Counter[int] = field(default_factory=Counter)
     rounds_when_given_up: Counter[int] = field(default_factory=Counter)
     went_stale: int = 0
-    fell_back: int = 0
-    """Trained groups whose advantages could not be anchored and were centred instead."""
     planned: int = 0
     """Draws that an allocator decided, over prompts that waited for their share."""
     completions: dict[str, Counter[str]] = field(default_factory=dict)
@@ -64,7 +62,6 @@ class Tally:
                 self._add_outcome(event.outcome, event.rounds, event.tried, event.total, event.n_fresh, event.prompt)
             case Trained():
                 self.outcomes["trained"] += 1
-                self.fell_back += event.fell_back
                 self.rounds_when_trained[event.rounds] += 1
                 self.ages.update(event.ages)
                 stale = event.tried - event.n_trained - event.n_left_out
@@ -131,7 +128,6 @@ class Tally:
             "no_verdict_groups": self.no_verdict,
             "requeued": self.retries,
             "went_stale": self.went_stale,
-            "anchor_fallbacks": self.fell_back,
             "completions_planned": self.planned,
             "completions_scored": self.n_scored,
             "completions_unverified": self.n_unverified,

@@ -27,6 +27,7 @@ from math import ceil, isfinite
 from random import Random
 from typing import Any, Literal
 
+from nevergiveup.advantages import Weights
 from nevergiveup.events import (
     Dispatched,
     EventSink,
@@ -39,7 +40,7 @@ from nevergiveup.events import (
     from_json,
     to_json,
 )
-from nevergiveup.strategies import Allocator, Strategy, Weights
+from nevergiveup.strategies import Allocator, Strategy
 from nevergiveup.types import (
     Attempt,
     Batch,
@@ -579,8 +580,11 @@ class Scheduler:
                 is_full = True  # it is carried over
                 break
             total += chain.size
+            fell_back = self._falls_back is not None and self._falls_back(group)
             baseline = float(group.baseline)
-            groups.append((chain, TrainGroup(group.prompt, group.fresh, weights, baseline, chain.tried, chain.rounds)))
+            groups.append(
+                (chain, TrainGroup(group.prompt, group.fresh, weights, baseline, chain.tried, chain.rounds, fell_back))
+            )
             if total >= size:
                 is_full = True
                 break
@@ -617,11 +621,10 @@ class Scheduler:
         self.ledger.left_out += n_left_out
         self._close(chain, "trained")
         if self.on_event:
-            fell_back = self._falls_back is not None and self._falls_back(self._group(chain, chain.best))
             self.on_event(
                 Trained(
                     group.prompt.id, chain.epoch, chain.rounds, len(ages), n_left_out,
-                    chain.tried, chain.total, tuple(ages), fell_back, self.version,
+                    chain.tried, chain.total, tuple(ages), self.version,
                 )
             )  # fmt: skip
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
 
+from nevergiveup.objectives import Clipped, Gspo, Loss, Normalize
 from nevergiveup.scheduler import RetryOrder
-from nevergiveup.strategies import DynamicSampling, FixedK, NeverGiveUp
+from nevergiveup.strategies import AnyStrategy, NeverGiveUp
+from nevergiveup.types import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class TaskSettings:
     """gsm8k only: ask for step-by-step reasoning, or for the bare answer after three solved examples (tiny models)."""
     preset: Literal["demo", "study"] = "demo"
     """chains only: how reliable the teacher of the warm-up is, by tier."""
+    impossible: float = 0.0
+    """chains only: share of training prompts that nothing can solve, as bad labels are."""
     n_prompts: int | None = None
     """Use only the first so many training prompts (of a fixed shuffle); none for all."""
     max_prompt_tokens: int = 512
@@ -58,6 +62,8 @@ class SamplingSettings:
     """Of the softmax, applied by the engine and by the learner alike."""
     max_new_tokens: int = 256
     """A completion that reaches it is cut, and counted as truncated."""
+    overlong_buffer: int | None = None
+    """DAPO's soft penalty on length: the reward falls by up to 1 over the last so many tokens before max_new_tokens."""
     n_slots: int = 64
     """Sequences that the engine decodes side by side."""
 
@@ -68,6 +74,9 @@ class BatchSettings:
 
     n_groups: int = 64
     """N: groups in a batch."""
+    n_completions: int | None = None
+    """Cut batches by completions instead: whole groups as long as they fit; what does not is carried over. n_groups then only
+    says how many groups are kept open."""
     lag: float = 1.0
     """Batches that generation may be ahead of training; 0 is synchronous."""
     max_pending: int | None = None
@@ -89,10 +98,17 @@ class LearnerSettings:
     """Steps over which the learning rate rises linearly."""
     weight_decay: float = 0.0
     """Of AdamW."""
-    clip_low: float = 0.2
-    """The importance ratio is clipped at 1 - clip_low ..."""
-    clip_high: float = 0.2
-    """... and at 1 + clip_high (DAPO: 0.28)."""
+    normalize: Normalize = "token"
+    """The loss is a mean over: all trained tokens of the step (token), completions of their means (sequence: classic GRPO),
+    completions of sums over max_new_tokens (constant: Dr. GRPO), or groups of their means (group)."""
+    ratio_mask_low: float | None = None
+    """IcePop: tokens whose importance ratio is below this get no gradient (0.5); none is off."""
+    ratio_mask_high: float | None = None
+    """IcePop: ... nor those above this (2 to 5); none is off."""
+    score_centering: int = 0
+    """Score Centering with so many of the sampler's most likely tokens at each place; 0 is off."""
+    kl_beta: float = 0.0
+    """Weight of the KL divergence (k3 estimate) from the policy that the run began with; 0 is off."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
     micro_batch_tokens: int = 16384
@@ -123,7 +139,8 @@ class Settings:
 
     task: TaskSettings = field(default_factory=TaskSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
-    strategy: NeverGiveUp | FixedK | DynamicSampling = field(default_factory=NeverGiveUp)
+    strategy: AnyStrategy = field(default_factory=NeverGiveUp)
+    loss: Loss = field(default_factory=Clipped)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
@@ -166,11 +183,27 @@ class Settings:
             )
         if self.steps is None and self.max_completions is None and self.epochs is None:
             raise ValueError("the run has no end: set steps, max_completions or epochs")
-        if self.max_completions is not None and self.max_completions < self.strategy.k:
+        first = self.strategy.open(Prompt(""))
+        if self.max_completions is not None and self.max_completions < first:
             raise ValueError(
-                f"max_completions = {self.max_completions} is below strategy.k = {self.strategy.k}: "
-                "not even one prompt could be tried; raise it"
+                f"max_completions = {self.max_completions} is below the {first} completions that the strategy asks for at "
+                "first: not even one prompt could be tried; raise it"
             )
+        if s.overlong_buffer is not None and not 1 <= s.overlong_buffer < s.max_new_tokens:
+            raise ValueError(
+                f"sampling.overlong_buffer = {s.overlong_buffer} must be at least 1 and below sampling.max_new_tokens = "
+                f"{s.max_new_tokens}, or left out for no penalty on length"
+            )
+        if s.overlong_buffer is not None and self.learner.truncated == "mask":
+            raise ValueError(
+                f'sampling.overlong_buffer = {s.overlong_buffer} punishes what learner.truncated = "mask" leaves out: '
+                "use one of them"
+            )
+        if not 0 <= self.task.impossible <= 1:
+            raise ValueError(f"task.impossible = {self.task.impossible} must be a share from 0 to 1")
+        if self.task.impossible and self.task.name != "chains":
+            raise ValueError(f"task.impossible = {self.task.impossible} is for the task chains: leave it out")
+        self._check_loss()
         if self.batch.max_pending is not None and self.batch.max_pending < self.batch.n_groups:
             raise ValueError(
                 f"batch.max_pending = {self.batch.max_pending} is below batch.n_groups = {self.batch.n_groups}: "
@@ -178,6 +211,22 @@ class Settings:
             )
         if self.learner.schedule == "cosine" and self.steps is None:
             raise ValueError('learner.schedule = "cosine" needs steps, to know where it ends')
+
+    def _check_loss(self) -> None:
+        low, high = self.learner.ratio_mask_low, self.learner.ratio_mask_high
+        if (low is None) != (high is None):
+            raise ValueError(
+                f"learner.ratio_mask_low = {low} and learner.ratio_mask_high = {high} go together: set both, or none"
+            )
+        if low is not None and high is not None and not 0 <= low < 1 < high:
+            raise ValueError(
+                f"learner.ratio_mask_low = {low} and learner.ratio_mask_high = {high} must lie below and above 1, as 0.5 and 5"
+            )
+        if self.learner.score_centering and isinstance(self.loss, Gspo):
+            raise ValueError(
+                f'learner.score_centering = {self.learner.score_centering} needs a weight for each token, and loss "gspo" has '
+                "one a completion: use another loss, or leave it out"
+            )
 
     def check_context(self, context: int) -> None:
         """Raises ValueError unless the longest prompt and completion fit into the model's context of `context` tokens."""
@@ -202,8 +251,9 @@ class Settings:
             "learner.lr": (self.learner.lr, 0),
             "learner.warmup_steps": (self.learner.warmup_steps, 0),
             "learner.weight_decay": (self.learner.weight_decay, 0),
-            "learner.clip_low": (self.learner.clip_low, 0),
-            "learner.clip_high": (self.learner.clip_high, 0),
+            "batch.n_completions": (self.batch.n_completions, 1),
+            "learner.score_centering": (self.learner.score_centering, 0),
+            "learner.kl_beta": (self.learner.kl_beta, 0),
             "learner.micro_batch_tokens": (self.learner.micro_batch_tokens, 1),
             "eval.every": (self.eval.every, 0),
             "eval.n_prompts": (self.eval.n_prompts, 0),

@@ -30,10 +30,12 @@ from nevergiveup.metrics import Tally
 from nevergiveup.report.live import View
 from nevergiveup.runtimes.here import HereRuntime, ThreadedLearner
 from nevergiveup.runtimes.process import ProcessRuntime
+from nevergiveup.rewards import overlong_penalty
 from nevergiveup.scheduler import Scheduler
 from nevergiveup.settings import Settings
 from nevergiveup.strategies import NeverGiveUp
 from nevergiveup.tasks.chains import Chains
+from nevergiveup.types import Completion, Exact, exact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,7 +170,7 @@ class _Run:
         self.tokenizer = build.load_tokenizer(self.start)
         self.data = build.load_data(settings, self.tokenizer, self.view.note)
         model = build.load_model(self.start, settings.model.dtype)
-        self.learner = build.make_learner(settings, model, self.tokenizer)
+        self.learner = build.make_learner(settings, model, self.tokenizer, self.start)
         self.model = model
         self.scheduler = self._make_scheduler()
         if self.checkpoint:
@@ -207,27 +209,35 @@ class _Run:
             settings.strategy,
             self.data.train,
             n_groups=settings.batch.n_groups,
+            n_completions=settings.batch.n_completions,
             lag=settings.batch.lag,
             max_pending=settings.batch.max_pending,
             retry_order=settings.batch.retry_order,
             max_epochs=settings.epochs,
             max_completions=settings.max_completions,
             seed=settings.seed,
+            gradient_norms=True,
             on_event=self._on_event,
         )
 
     def _facts(self) -> list[str]:
         strategy = self.settings.strategy
         n_parameters = sum(p.numel() for p in self.model.parameters())
-        facts = [
+        return [
             f"{len(self.data.train)} training prompts, {len(self.data.heldout)} for evaluation; "
             f"policy of {n_parameters / 1e6:.1f} M parameters from {self.start}",
             f"{strategy}",
+            strategy.cost_in_words(),
+            f"{self.settings.loss}",
             f"run folder {self.out}",
         ]
-        if isinstance(strategy, NeverGiveUp):
-            facts.insert(2, strategy.cost_in_words())
-        return facts
+
+    def _shaped(self, reward: Exact, completion: Completion) -> Exact:
+        sampling = self.settings.sampling
+        assert sampling.overlong_buffer is not None
+        return exact(
+            reward + overlong_penalty(len(completion.tokens), sampling.max_new_tokens, sampling.overlong_buffer)
+        )
 
     def _on_event(self, event: Event) -> None:
         self.writer.write(event)
@@ -245,6 +255,7 @@ class _Run:
             n_steps=settings.steps,
             max_in_flight=4 * settings.sampling.n_slots,  # a slot that becomes free finds the next sequence waiting
             truncated_is_wrong=settings.learner.truncated == "wrong",
+            shape=None if settings.sampling.overlong_buffer is None else self._shaped,
             on_step=lambda step: self._on_step(step, engine),
             stall_s=settings.stall_s,
         )
@@ -293,7 +304,7 @@ class _Run:
             "n_ready": self.scheduler.n_ready,
         }
         if isinstance(self.settings.strategy, NeverGiveUp):
-            row["anchor_fallbacks"] = sum(_fell_back(group) for group in step.batch.groups)
+            row["anchor_fallbacks"] = sum(group.fell_back for group in step.batch.groups)
         row |= {f"window/{name}": value for name, value in self.window.figures().items()}
         self.window = Tally(self.buckets)
         self.stepped_at, self.counters = now, counters
@@ -435,13 +446,6 @@ class _Run:
             split: dict(Counter(self.buckets[p.id] for p in prompts if p.id in self.buckets))
             for split, prompts in splits.items()
         }
-
-
-def _fell_back(group: Any) -> bool:
-    """Whether the anchored shift would have reached the maximum, so that plain centred advantages were used."""
-    top = max(a.reward for a in group.attempts)
-    weight = next(w for a, w in zip(group.attempts, group.weights, strict=True) if a.reward == top)
-    return weight is not None and abs(weight - (float(top) - group.baseline)) > 1e-9
 
 
 @contextmanager

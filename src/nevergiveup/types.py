@@ -210,6 +210,7 @@ class TrainGroup:
     """A group as the learner gets it: one weight (advantage) an attempt, None = leave the attempt out.
 
     None is not 0.0: an attempt of weight 0.0 still counts in a token-normalised loss.
+    fell_back: the advantages could not be anchored without breaking the order of the rewards, and were centred instead.
     """
 
     prompt: Prompt
@@ -218,6 +219,7 @@ class TrainGroup:
     baseline: float
     tried: int
     rounds: int
+    fell_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import pairwise
 from math import sqrt
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -32,19 +33,19 @@ def test_centred_is_reward_minus_mean() -> None:
 
 def test_std_is_the_population_standard_deviation() -> None:
     """Oracle 5.9: +1.7321 and -.5774 for one right of four; the sample standard deviation would give 1.5 and -.5."""
-    high, *low = centred([1, 0, 0, 0], std=True)
+    high, *low = centred([1, 0, 0, 0], divide_by="std")
     assert high == pytest.approx(0.75 / (sqrt(3) / 4 + STD_EPS), rel=1e-12)
     assert (round(high, 4), round(low[0], 4)) == (1.732, -0.5773)
     assert high == pytest.approx(1.7321, abs=1e-4)
     assert low == [pytest.approx(-0.5774, abs=1e-4)] * 3
 
 
-@pytest.mark.parametrize("std", [False, True])
+@pytest.mark.parametrize("divide_by", ["nothing", "std", "sample_std", "baseline"])
 @pytest.mark.parametrize("reward", [0, 1, 0.1, 0.7, 0.95, F(7, 12)])
 @pytest.mark.parametrize("n", [1, 3, 7, 16])
-def test_no_contrast_gives_exact_zeros(std: bool, reward: float, n: int) -> None:
+def test_no_contrast_gives_exact_zeros(divide_by: Any, reward: float, n: int) -> None:
     """Float means and deviations find signal here: the mean of sixteen .7 is .6999999999999998."""
-    assert centred([exact(reward)] * n, std=std) == (0.0,) * n
+    assert centred([exact(reward)] * n, divide_by=divide_by) == (0.0,) * n
 
 
 @pytest.mark.parametrize(

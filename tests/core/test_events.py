@@ -37,7 +37,7 @@ EVENTS: list[Event] = [
     Failed(request=5, prompt="ä\n\"", epoch=0, n=4, reason="connection lost\r\n\u2028 at é", closed=True),
     Trained(
         prompt="p1", epoch=0, rounds=2, n_trained=3, n_left_out=1, tried=7, total=Fraction(0.1), ages=(1, -1, 0),
-        fell_back=True, version=7,
+        version=7,
     ),
     Planned(
         prompt="p4", epoch=1, verdict="retry", draws=12, outcome="", rounds=1, tried=8, total=Fraction(5, 12), n_fresh=8,

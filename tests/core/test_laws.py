@@ -102,7 +102,7 @@ class SchedulerLaws(RuleBasedStateMachine):
         k = rng.choice([2, 3, 4])
         self.max_reward = rng.choice([1, 1, 1, 12])
         strategies: list[AnyStrategy] = [
-            FixedK(k, std=rng.random() < 0.5, window=window),
+            FixedK(k, divide_by=rng.choice(["nothing", "std"]), window=window),
             DynamicSampling(k, window=window),
             NeverGiveUp(k, p=rng.choice([0.0, 0.5]), window=window),
             NeverGiveUp(k, p=0.8, window=window),

@@ -68,7 +68,7 @@ def test_graded_groups_without_contrast_are_neither_right_nor_wrong():
 def test_pass_rate_is_pooled_over_closed_chains_and_is_not_the_mean_baseline():
     """Oracle 2.7: one chain of 24 with 1 right and one of 4 with 4 right pool to 5/28, not to (1/24 + 1)/2."""
     tally = Tally()
-    tally.add(Trained("hard", 0, 6, 4, 0, 24, 1, (0, 0, 0, 0), True, 5))
+    tally.add(Trained("hard", 0, 6, 4, 0, 24, 1, (0, 0, 0, 0), 5))
     tally.add(judged([1, 1, 1, 1], "solved", "solved", prompt="easy"))
     assert tally.figures()["pooled_pass_rate"] == 5 / 28
 
@@ -80,7 +80,7 @@ def test_every_completion_of_a_bucket_has_one_fate():
     tally.add(judged([1, 1, 1, 1], "solved", "solved", prompt="e"))
     tally.add(judged([0, 0, 0, 0], "retry", prompt="h"))
     tally.add(judged([1, 0, 0, 0], "train", prompt="h", tried=8, n_fresh=6))
-    tally.add(Trained("h", 0, 2, 6, 0, 8, 1, (1, 1, 0, 0, 0, 0), False, 3))
+    tally.add(Trained("h", 0, 2, 6, 0, 8, 1, (1, 1, 0, 0, 0, 0), 3))
     for bucket, drawn in (("easy", 4), ("hard", 8), ("all", 12)):
         counts = dict(tally.completions[bucket])
         assert counts.pop("drawn") == drawn

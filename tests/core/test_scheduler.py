@@ -545,7 +545,7 @@ def test_the_order_of_events_tells_the_story() -> None:
     scheduler.publish(1)
     kinds = [Dispatched, Judged, Dispatched, Judged, Trained, Published]
     assert [type(event) for event in events] == kinds
-    assert events[4] == Trained("p0", 0, 2, 8, 0, 8, 1, (0,) * 8, False, 0)
+    assert events[4] == Trained("p0", 0, 2, 8, 0, 8, 1, (0,) * 8, 0)
 
 
 def test_a_checkpoint_keeps_tokens_and_exact_numbers() -> None:

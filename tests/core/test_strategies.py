@@ -129,15 +129,15 @@ def test_fixed_k_trains_on_everything() -> None:
     for rewards in ([0] * 4, [1] * 4, [1, 0, 0, 0]):
         assert verdict(FixedK(), group(rewards)) is TRAIN
     assert FixedK().weigh(group([0] * 4)) == (0.0,) * 4
-    assert FixedK(std=True).weigh(group([1] * 4)) == (0.0,) * 4
+    assert FixedK(divide_by="std").weigh(group([1] * 4)) == (0.0,) * 4
 
 
 def test_weights() -> None:
     state = group([0] * 4, [0] * 4, [1, 0, 0, 0], n_fresh=6)
     assert NeverGiveUp().weigh(state) == anchored([0, 0, 1, 0, 0, 0], 12, 1)
     assert FixedK().weigh(state) == centred([0, 0, 1, 0, 0, 0])
-    assert DynamicSampling().weigh(state) == centred([0, 0, 1, 0, 0, 0], std=True)
-    assert DynamicSampling(std=False).weigh(state) == centred([0, 0, 1, 0, 0, 0])
+    assert DynamicSampling().weigh(state) == centred([0, 0, 1, 0, 0, 0], divide_by="std")
+    assert DynamicSampling(divide_by="nothing").weigh(state) == centred([0, 0, 1, 0, 0, 0])
     for strategy in (NeverGiveUp(), DynamicSampling()):
         assert strategy.weigh(group([1] * 4, n_fresh=3)) == (None,) * 3
         assert strategy.weigh(group([1, 0], n_fresh=0)) == ()
@@ -197,8 +197,12 @@ def test_attempts_of_an_unsolvable_prompt() -> None:
 
 
 def test_names_on_the_command_line() -> None:
-    assert set(STRATEGIES) == {"ngu", "fixed", "dapo"}
-    assert all(STRATEGIES[name]().k == 4 for name in STRATEGIES)
+    assert list(STRATEGIES) == [
+        "ngu", "fixed", "dapo", "no-positive", "reinforce-ada", "ada-static", "ada-online", "gvm-raft", "speed", "knapsack",
+    ]  # fmt: skip
+    for name, cls in STRATEGIES.items():
+        assert cls.name == name
+        assert cls().window == 4
 
 
 def test_baseline_is_exact_and_of_the_whole_chain() -> None:
