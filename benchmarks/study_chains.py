@@ -140,7 +140,7 @@ def groups_per_batch(strategy: AnyStrategy, seed: int, rates: dict[str, float]) 
     n_trained, seen = 0, (0, 0)
     while scheduler.finished is None:
         if scheduler.epoch == 0:
-            seen = (scheduler.ledger.drawn, n_trained)
+            seen = (scheduler.ledger.drawn, n_trained + scheduler.n_ready)
         while (request := scheduler.next()) is not None:
             rate = rates[request.prompt.id]
             scheduler.deliver(request.id, [Attempt(int(rng.random() < rate), 0) for _ in range(request.n)])

@@ -222,7 +222,7 @@ def test_large_vocabularies_are_searched_like_small_ones(n_vocab: int) -> None:
     logits[:, rng.random(n_vocab) < 0.3] = -np.inf
     uniform = rng.random(400)
     uniform[:2] = 0, 1 - 2.0**-53  # the ends
-    tokens, logprobs = sample_tokens(torch.tensor(logits), 0.5, torch.tensor(uniform))
+    tokens, logprobs, *_ = sample_tokens(torch.tensor(logits), 0.5, torch.tensor(uniform))
     weights = np.exp(2 * (logits - logits.max(1, keepdims=True)))
     shares = np.cumsum(weights, 1) / weights.sum(1, keepdims=True)
     expected = np.array([np.searchsorted(row, u, side="right") for row, u in zip(shares, uniform, strict=True)])
@@ -234,7 +234,7 @@ def test_large_vocabularies_are_searched_like_small_ones(n_vocab: int) -> None:
 
 def test_two_token_example_of_the_case_list() -> None:
     """Logits [2, 0] at temperature 0.5: token 0 has log-probability -0.018150."""
-    token, logprob = sample_tokens(torch.tensor([[2.0, 0.0]]), 0.5, torch.tensor([0.3], dtype=torch.float64))
+    token, logprob, *_ = sample_tokens(torch.tensor([[2.0, 0.0]]), 0.5, torch.tensor([0.3], dtype=torch.float64))
     assert token.item() == 0
     assert logprob.item() == pytest.approx(-0.018150, abs=1e-6)
 

@@ -8,9 +8,11 @@ import random
 import pytest
 import torch
 
-from nevergiveup.learner.losses import MAX_LOG_RATIO, TokenLoss, clipped_objective, kl_k3, token_logprobs
+from nevergiveup.learner.losses import MAX_LOG_RATIO, TokenLoss, kl_k3, policy_loss, token_logprobs
+from nevergiveup.objectives import Clipped
 
 LOW, HIGH = 0.2, 0.28
+CLIPPED = Clipped(LOW, HIGH)
 
 
 def reference_logprob(logits: list[float], target: int, temperature: float) -> float:
@@ -26,7 +28,7 @@ def reference_loss(logprob: float, sampler_logprob: float, advantage: float) -> 
 
 def objective(logprobs: list[float], sampler: list[float], advantages: list[float]) -> TokenLoss:
     tensors = (torch.tensor(values, dtype=torch.float64) for values in (logprobs, sampler, advantages))
-    return clipped_objective(*tensors, clip_low=LOW, clip_high=HIGH)
+    return policy_loss(CLIPPED, *tensors)
 
 
 @pytest.mark.parametrize(("temperature", "expected"), [(0.5, -0.018150), (1.0, -0.126928)])
@@ -99,12 +101,11 @@ def test_loss_gradient_equals_finite_differences_through_the_logits() -> None:
         )
 
     variable = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
-    loss = clipped_objective(
+    loss = policy_loss(
+        CLIPPED,
         token_logprobs(variable, torch.tensor(targets), 0.8),
         torch.tensor(sampler, dtype=torch.float64),
         torch.tensor(advantages, dtype=torch.float64),
-        clip_low=LOW,
-        clip_high=HIGH,
     )
     assert (loss.clipped_low_N | loss.clipped_high_N).any()
     loss.loss_N.sum().backward()
@@ -120,7 +121,7 @@ def test_loss_gradient_equals_finite_differences_through_the_logits() -> None:
 def test_on_policy_gradient_is_the_plain_policy_gradient() -> None:
     logprobs = torch.tensor([-0.5, -2.0, -1.0], dtype=torch.float64, requires_grad=True)
     advantages = torch.tensor([0.75, -0.25, 0.0], dtype=torch.float64)
-    loss = clipped_objective(logprobs, logprobs.detach().clone(), advantages, clip_low=LOW, clip_high=HIGH)
+    loss = policy_loss(CLIPPED, logprobs, logprobs.detach().clone(), advantages)
     loss.loss_N.sum().backward()
     assert loss.loss_N.tolist() == [-0.75, 0.25, 0.0]
     assert logprobs.grad.tolist() == [-0.75, 0.25, 0.0]
@@ -130,9 +131,7 @@ def test_on_policy_gradient_is_the_plain_policy_gradient() -> None:
 def test_an_unusable_sampler_logprob_makes_the_ratio_neutral(unusable: float) -> None:
     logprobs = torch.tensor([-0.5, -2.0], dtype=torch.float64, requires_grad=True)
     sampler = torch.tensor([unusable, -2.0], dtype=torch.float64)
-    loss = clipped_objective(
-        logprobs, sampler, torch.tensor([-0.25, 0.5], dtype=torch.float64), clip_low=LOW, clip_high=HIGH
-    )
+    loss = policy_loss(CLIPPED, logprobs, sampler, torch.tensor([-0.25, 0.5], dtype=torch.float64))
     loss.loss_N.sum().backward()
     assert loss.loss_N.tolist() == [0.25, -0.5]
     assert loss.log_ratio_N.tolist() == [0.0, 0.0]
@@ -142,9 +141,7 @@ def test_an_unusable_sampler_logprob_makes_the_ratio_neutral(unusable: float) ->
 
 def test_a_huge_ratio_stays_finite() -> None:
     logprobs = torch.tensor([0.0, -2000.0], requires_grad=True)
-    loss = clipped_objective(
-        logprobs, torch.tensor([-2000.0, 0.0]), torch.tensor([-1.0, -1.0]), clip_low=LOW, clip_high=HIGH
-    )
+    loss = policy_loss(CLIPPED, logprobs, torch.tensor([-2000.0, 0.0]), torch.tensor([-1.0, -1.0]))
     loss.loss_N.sum().backward()
     assert loss.loss_N.tolist() == pytest.approx([math.exp(MAX_LOG_RATIO), 1 - LOW])
     assert logprobs.grad.tolist() == [0.0, 0.0]

@@ -317,7 +317,9 @@ _ALL_TYPES = [
 ]
 """Keys of all choices with their types; most of them several times."""
 
-_KEYS = tuple(dict.fromkeys([*(f"{s}{end}" for s in CHOICES for end in ("", ".name")), *(key for key, _ in _ALL_TYPES)]))
+_KEYS = tuple(
+    dict.fromkeys([*(f"{s}{end}" for s in CHOICES for end in ("", ".name")), *(key for key, _ in _ALL_TYPES)])
+)
 
 _SECTIONS = tuple(dict.fromkeys(key.partition(".")[0] for key in _KEYS if "." in key))
 

@@ -21,7 +21,7 @@ from nevergiveup.evaluate import BUCKETS
 from nevergiveup.recipes import RECIPES
 from nevergiveup.report.live import make_view
 from nevergiveup.settings import Settings
-from nevergiveup.strategies import FixedK
+from nevergiveup.strategies import FixedK, NeverGiveUp
 from nevergiveup.train import train, write_json
 
 SPLITS = ("heldout", "train")
@@ -34,8 +34,9 @@ def arms(settings: Settings) -> dict[str, Settings]:
     is 256 completions whether or not they teach anything; an NGU batch holds groups with contrast only, and 8 of them come
     from about as many completions, so that both make about as many optimizer steps. Learning rate and all else are equal.
     """
+    assert isinstance(settings.strategy, NeverGiveUp)
     fixed = replace(
-        settings, strategy=FixedK(), batch=replace(settings.batch, n_groups=64, max_pending=128)
+        settings, strategy=FixedK(k=settings.strategy.k), batch=replace(settings.batch, n_groups=64, max_pending=128)
     )
     return {"fixed": fixed, "ngu": settings}
 

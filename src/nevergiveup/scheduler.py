@@ -786,5 +786,6 @@ def _chain_from_json(row: dict[str, Any]) -> _Chain:
 def _completion(row: dict[str, Any] | None) -> Completion | None:
     if row is None:
         return None
-    sequences = {name: tuple(row[name]) for name in ("tokens", "logprobs", "mask") if row[name] is not None}
-    return Completion(**{**row, **sequences})
+    flat = {name: tuple(row[name]) for name in ("tokens", "logprobs", "mask") if row[name] is not None}
+    nested = {name: tuple(map(tuple, row[name])) for name in ("top_ids", "top_logprobs") if row[name] is not None}
+    return Completion(**{**row, **flat, **nested})

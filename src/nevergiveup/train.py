@@ -28,9 +28,9 @@ from nevergiveup.events import Event, EventWriter, read_events
 from nevergiveup.loop import Loop, Step, TaskGrader
 from nevergiveup.metrics import Tally
 from nevergiveup.report.live import View
+from nevergiveup.rewards import overlong_penalty
 from nevergiveup.runtimes.here import HereRuntime, ThreadedLearner
 from nevergiveup.runtimes.process import ProcessRuntime
-from nevergiveup.rewards import overlong_penalty
 from nevergiveup.scheduler import Scheduler
 from nevergiveup.settings import Settings
 from nevergiveup.strategies import NeverGiveUp

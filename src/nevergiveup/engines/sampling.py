@@ -1,11 +1,11 @@
 """Drawing tokens from logits, each completion from its own stream of random numbers. Layer 3. torch and numpy.
 
-Shapes: N sequences, V vocabulary.
+Shapes: N sequences, V vocabulary, H most likely tokens.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -39,8 +39,17 @@ def _mix(x: Array) -> Array:
     return x ^ (x >> np.uint64(31))
 
 
-def sample_tokens(logits_NV: Tensor, temperature: float, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
-    """A token for each row and its natural log-probability (float32), by inverting the cumulative distribution.
+class Drawn(NamedTuple):
+    """Tokens with their natural log-probabilities (float32); and the most likely ones of each row, most likely first."""
+
+    token_N: Tensor
+    logprob_N: Tensor
+    top_ids_NH: Tensor
+    top_logprobs_NH: Tensor
+
+
+def sample_tokens(logits_NV: Tensor, temperature: float, uniform_N: Tensor, n_top: int = 0) -> Drawn:
+    """A token for each row, by inverting the cumulative distribution, and the n_top most likely ones.
 
     Temperature 0 takes the most likely token, with its log-probability at temperature 1. The arithmetic is float32 with
     float64 sums, whatever the logits are. Logits that are not finite give a log-probability that is not.
@@ -63,7 +72,12 @@ def sample_tokens(logits_NV: Tensor, temperature: float, uniform_N: Tensor) -> t
         block = blocks.take_along_dim(block_N1[:, :, None], 1)[:, 0]
         within_N1, _, _ = _search(block, share_N1.clamp_(0, 1 - 2.0**-53))
         token_N1 = (block_N1 * BLOCK + within_N1).clamp_(max=n_vocab - 1)
-    return token_N1[:, 0], (weights_NV.gather(1, token_N1) / total_N1).log()[:, 0].float()
+    logprob_N = (weights_NV.gather(1, token_N1) / total_N1).log()[:, 0].float()
+    if not n_top:
+        nothing = token_N1[:, :0]
+        return Drawn(token_N1[:, 0], logprob_N, nothing, nothing.float())
+    top = weights_NV.topk(n_top, dim=-1)
+    return Drawn(token_N1[:, 0], logprob_N, top.indices, (top.values / total_N1).log().float())
 
 
 def _search(weights_NV: Tensor, share_N1: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ class TorchEngine:
     temperature: divides the logits before sampling; the returned log-probs are those of the divided logits. 0 is greedy,
         with log-probs at temperature 1.
     max_new_tokens: tokens of a completion at most, the end-of-sequence token included.
+    n_top: so many of the most likely ids at each place come with a completion (`top_ids`, `top_logprobs`); 0: none do.
     n_slots: sequences decoded together at most.
     eos_ids: ids that end a completion; default: those of `model.generation_config`.
     version: policy version of the weights that the model holds now.
@@ -61,6 +62,7 @@ class TorchEngine:
         temperature: float = 1.0,
         max_new_tokens: int,
         n_slots: int = 128,
+        n_top: int = 0,
         eos_ids: Sequence[int] | None = None,
         version: int = 0,
         max_context: int | None = None,
@@ -83,6 +85,9 @@ class TorchEngine:
         self._temperature = temperature
         self._max_new = max_new_tokens
         self._n_vocab: int = config.vocab_size
+        if not 0 <= n_top <= self._n_vocab:
+            raise ValueError(f"n_top must be from 0 to the model's vocabulary of {self._n_vocab}, not {n_top}")
+        self._n_top = n_top
         ends = _default_eos_ids(model) if eos_ids is None else list(eos_ids)
         if any(not 0 <= end < self._n_vocab for end in ends):
             raise ValueError(f"eos_ids must be in the model's vocabulary of {self._n_vocab}, not {ends}")
@@ -101,6 +106,8 @@ class TorchEngine:
         self._stream = np.zeros(n_slots, dtype=np.uint64)  # of random numbers
         self._tokens = np.zeros((n_slots, max_new_tokens), dtype=np.int64)
         self._logprobs = np.zeros((n_slots, max_new_tokens), dtype=np.float32)
+        self._top_ids = np.zeros((n_slots, max_new_tokens, n_top), dtype=np.int64)
+        self._top_logprobs = np.zeros((n_slots, max_new_tokens, n_top), dtype=np.float32)
         self._n_new = np.zeros(n_slots, dtype=np.int64)
         self._newest = np.zeros(n_slots, dtype=np.int64)  # the newest token, which is not in the cache yet
         self._position = np.zeros(n_slots, dtype=np.int64)  # and its position
@@ -269,15 +276,15 @@ class TorchEngine:
         cache, logits_BV = self._forward.prefill([request.prompt.tokens for request in batch])
         stream_N = streams(np.array([seed for request in batch for seed in request.seeds]))
         prompt_rows = np.repeat(np.arange(len(batch)), [len(request.seeds) for request in batch])
-        tokens, logprobs = self._draw(logits_BV[self._on_device(prompt_rows)], stream_N, np.zeros_like(stream_N))
-        firsts = zip(tokens.tolist(), logprobs.tolist(), strict=True)
+        drawn = self._draw(logits_BV[self._on_device(prompt_rows)], stream_N, np.zeros_like(stream_N))
+        firsts = zip(drawn.tokens.tolist(), drawn.logprobs.tolist(), drawn.top_ids, drawn.top_logprobs, strict=True)
         for prompt_row, request in enumerate(batch):
             origin = _Origin(cache, prompt_row)
-            for i, (token, logprob) in enumerate(itertools.islice(firsts, len(request.seeds))):
+            for i, (token, logprob, *top) in enumerate(itertools.islice(firsts, len(request.seeds))):
                 if self._is_end_V[token] or self._max_new == 1:
-                    self._finish(request, i, self.version, [token], [logprob])
+                    self._finish(request, i, self.version, [token], [logprob], top[0][None], top[1][None])
                 else:
-                    self._ready.append(_Sequence(request, i, self.version, token, logprob, origin))
+                    self._ready.append(_Sequence(request, i, self.version, token, logprob, top[0], top[1], origin))
         self._counters["prompts"] += len(batch)
         self._counters["prompt_tokens"] += sum(len(request.prompt.tokens) for request in batch)
 
@@ -299,6 +306,9 @@ class TorchEngine:
         self._position[new_slots] = [len(sequence.request.prompt.tokens) for sequence in new]
         self._newest[new_slots] = self._tokens[new_slots, 0] = [sequence.token for sequence in new]
         self._logprobs[new_slots, 0] = [sequence.logprob for sequence in new]
+        if self._n_top:
+            for slot, sequence in zip(new_slots, new, strict=True):
+                self._top_ids[slot, 0], self._top_logprobs[slot, 0] = sequence.top_ids, sequence.top_logprobs
         self._n_new[new_slots] = 1
 
         slots = np.concatenate([self._slots, np.array(new_slots, dtype=np.int64)])
@@ -333,41 +343,55 @@ class TorchEngine:
         if self._n_rows < len(slots):
             logits_NV = logits_NV[self._on_device(row_of)]
         n_new = self._n_new[slots]
-        tokens, logprobs = self._draw(logits_NV, self._stream[slots], n_new)
+        drawn = self._draw(logits_NV, self._stream[slots], n_new)
 
-        self._newest[slots] = self._tokens[slots, n_new] = tokens
-        self._logprobs[slots, n_new] = logprobs
+        self._newest[slots] = self._tokens[slots, n_new] = drawn.tokens
+        self._logprobs[slots, n_new] = drawn.logprobs
+        if self._n_top:
+            self._top_ids[slots, n_new], self._top_logprobs[slots, n_new] = drawn.top_ids, drawn.top_logprobs
         self._n_new[slots] = n_new + 1
         self._position[slots] += 1
         self._counters["decode_steps"] += 1
         self._counters["slot_steps"] += len(slots)
-        is_over = self._is_end_V[tokens] | (n_new + 1 == self._max_new)
+        is_over = self._is_end_V[drawn.tokens] | (n_new + 1 == self._max_new)
         if len(over := slots[is_over]):
             lengths = self._n_new[over].tolist()
             all_tokens = self._tokens[over, : max(lengths)].tolist()
             all_logprobs = self._logprobs[over, : max(lengths)].tolist()
             for slot, n, its_tokens, its_logprobs in zip(over.tolist(), lengths, all_tokens, all_logprobs, strict=True):
                 sequence = self._sequences[slot]
-                self._finish(sequence.request, sequence.index, sequence.version_first, its_tokens[:n], its_logprobs[:n])
+                self._finish(
+                    sequence.request, sequence.index, sequence.version_first, its_tokens[:n], its_logprobs[:n],
+                    self._top_ids[slot, :n], self._top_logprobs[slot, :n],
+                )  # fmt: skip
             self._release(is_over)
 
-    def _draw(self, logits_NV: Tensor, stream_N: Array, index_N: Array) -> tuple[Array, Array]:
-        """Tokens and log-probs, on the host."""
+    def _draw(self, logits_NV: Tensor, stream_N: Array, index_N: Array) -> _Drawn:
+        """One token a row, on the host."""
         uniform_N = torch.from_numpy(uniforms(stream_N, index_N)).to(logits_NV.device)
-        token_N, logprob_N = sample_tokens(logits_NV, self._temperature, uniform_N)
-        tokens, logprobs = token_N.cpu().numpy(), logprob_N.cpu().numpy()
-        if not np.isfinite(logprobs).all():
+        drawn = sample_tokens(logits_NV, self._temperature, uniform_N, self._n_top)
+        on_host = _Drawn(*(tensor.cpu().numpy() for tensor in drawn))
+        if not np.isfinite(on_host.logprobs).all():
             raise ValueError(f"the model's logits are not finite (policy version {self.version})")
-        return tokens, logprobs
+        return on_host
 
     def _finish(
-        self, request: _Request, index: int, version_first: int, tokens: list[int], logprobs: list[float]
+        self,
+        request: _Request,
+        index: int,
+        version_first: int,
+        tokens: list[int],
+        logprobs: list[float],
+        top_ids: Array,
+        top_logprobs: Array,
     ) -> None:
         finish: Finish = "stop" if self._is_end_V[tokens[-1]] else "length"
         text = "" if self._tokenizer is None else self._tokenizer.decode(tokens, skip_special_tokens=True)
         request.completions[index] = Completion(
-            tuple(tokens), tuple(logprobs), text, finish, version_first, self.version
-        )
+            tuple(tokens), tuple(logprobs), text, finish, version_first, self.version,
+            top_ids=tuple(map(tuple, top_ids.tolist())) if self._n_top else None,
+            top_logprobs=tuple(map(tuple, top_logprobs.tolist())) if self._n_top else None,
+        )  # fmt: skip
         request.n_missing -= 1
         self._counters["completions"] += 1
         self._counters["tokens"] += len(tokens)
@@ -376,6 +400,15 @@ class TorchEngine:
 
     def _on_device(self, values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=torch.long, device=self._forward.device)
+
+
+class _Drawn(NamedTuple):
+    """`sampling.Drawn` on the host."""
+
+    tokens: Array
+    logprobs: Array
+    top_ids: Array
+    top_logprobs: Array
 
 
 @dataclass(eq=False, slots=True)
@@ -402,13 +435,15 @@ class _Origin:
 
 @dataclass(eq=False, slots=True)
 class _Sequence:
-    """A completion that has begun. token, logprob: its first; origin: of its prompt, until it has a slot."""
+    """A completion that has begun. token, logprob, top_ids, top_logprobs: its first; origin: of its prompt, until it has a slot."""
 
     request: _Request
     index: int
     version_first: int
     token: int
     logprob: float
+    top_ids: Array
+    top_logprobs: Array
     origin: _Origin | None
 
 

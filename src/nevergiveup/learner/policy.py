@@ -4,7 +4,7 @@ Layer 3. torch, transformers and accelerate. Blind to the sampling strategy: it 
 one weight (advantage) a completion.
 
 Shapes: S completions of a micro-batch, T positions (padded on the right), T1 = T + 1, N trained tokens, V vocabulary,
-H hidden size.
+H hidden size, or the sampler's most likely tokens.
 Symbols: pi is the policy being trained, mu the one that sampled; rho = pi / mu.
 """
 
@@ -15,12 +15,13 @@ import math
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from accelerate import Accelerator
@@ -28,8 +29,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from nevergiveup.learner.losses import TokenLoss, clipped_objective, kl_k3, token_logprobs
-from nevergiveup.types import Batch, Metrics
+from nevergiveup.learner.losses import (
+    RatioMask,
+    TokenLoss,
+    kl_k3,
+    kl_to_reference,
+    policy_loss,
+    score_centering,
+    token_logprobs,
+)
+from nevergiveup.objectives import Clipped, Gspo, Loss, Normalize
+from nevergiveup.types import Attempt, Batch, Group, Metrics, Prompt
 
 Schedule: TypeAlias = Literal["constant", "cosine"]
 Truncated: TypeAlias = Literal["wrong", "mask", "keep"]
@@ -44,6 +54,8 @@ class Sample:
 
     trained: one flag a completion token; None means all of them.
     same_version: sampled by the very policy that is about to be updated.
+    group: its number in the batch. scale: what the loss of each of its tokens is multiplied by (`Normalize`).
+    top_ids, top_logprobs: as in `Completion`.
     """
 
     prompt: tuple[int, ...]
@@ -52,6 +64,10 @@ class Sample:
     trained: tuple[bool, ...] | None
     weight: float
     same_version: bool
+    group: int = 0
+    scale: float = 1.0
+    top_ids: tuple[tuple[int, ...], ...] | None = None
+    top_logprobs: tuple[tuple[float, ...], ...] | None = None
 
     @property
     def length(self) -> int:
@@ -73,6 +89,10 @@ class MicroBatch:
     sampler_logprobs_N: Tensor
     advantages_N: Tensor
     same_version_N: Tensor
+    scale_N: Tensor
+    sample_N: Tensor
+    top_ids_NH: Tensor | None
+    top_sampler_logprobs_NH: Tensor | None
 
 
 class TorchLearner:
@@ -86,10 +106,15 @@ class TorchLearner:
         cosine to 0 after `n_steps` ("cosine"). The schedule is a function of the version alone.
     weight_decay: decoupled, of matrices only (not of biases and norm scales).
     max_grad_norm: the gradient is scaled down to this L2 norm; `math.inf` turns clipping off.
-    clip_low, clip_high: rho is clipped to [1 - clip_low, 1 + clip_high].
+    loss: which one, with its numbers. normalize: what it is averaged over: "token", all trained tokens of the step;
+        "sequence", completions of their means; "constant", completions of their sums over `max_new_tokens`; "group", groups
+        of the means over their tokens.
+    ratio_mask: IcePop, tokens with rho outside of [low, high] get no gradient.
+    score_centering: with the top tokens that come with each completion.
+    kl_beta, reference: weight of the k3 estimate of KL(pi || reference), a frozen model that is not saved along.
     temperature: of sampling; log pi is taken at the same temperature.
     micro_batch_tokens: budget of one forward and backward pass, padding included. A longer completion goes alone. The
-        budget changes memory and speed, never the gradient: every token counts 1 / (trained tokens of the whole step).
+        budget changes memory and speed, never the gradient: what a token counts depends on the whole step alone.
     truncated: what to do with completions that were cut by the length limit. "mask": no loss, and not counted in the
         average. "wrong" and "keep": trained on like any other; they differ in the reward that the completion was given
         before it came here (the worst reward, or what the grader said).
@@ -111,8 +136,13 @@ class TorchLearner:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         max_grad_norm: float = 1.0,
-        clip_low: float = 0.2,
-        clip_high: float = 0.2,
+        loss: Loss | None = None,
+        normalize: Normalize = "token",
+        max_new_tokens: int | None = None,
+        ratio_mask: RatioMask = None,
+        score_centering: bool = False,
+        kl_beta: float = 0.0,
+        reference: PreTrainedModel | None = None,
         temperature: float = 1.0,
         micro_batch_tokens: int = 4096,
         truncated: Truncated = "wrong",
@@ -129,8 +159,28 @@ class TorchLearner:
             'schedule "cosine" needs a number of steps above n_warmup',
         )
         _check(max_grad_norm > 0, "max_grad_norm", max_grad_norm, "use a number above 0, or infinity for no clipping")
-        _check(0 < clip_low <= 1, "clip_low", clip_low, "use a number above 0 and at most 1")
-        _check(clip_high > 0, "clip_high", clip_high, "use a number above 0")
+        choices = get_args(Normalize)
+        _check(normalize in choices, "normalize", normalize, f"use one of {', '.join(choices)}")
+        _check(
+            normalize != "constant" or (max_new_tokens or 0) > 0,
+            "max_new_tokens",
+            max_new_tokens,
+            'normalize = "constant" divides by it',
+        )
+        _check(
+            ratio_mask is None or 0 <= ratio_mask[0] < 1 < ratio_mask[1],
+            "ratio_mask",
+            ratio_mask,
+            "use a number below 1 and one above it",
+        )
+        _check(kl_beta >= 0, "kl_beta", kl_beta, "use a number of at least 0")
+        _check((kl_beta > 0) == (reference is not None), "kl_beta", kl_beta, "a reference model goes with kl_beta > 0")
+        _check(
+            not (score_centering and isinstance(loss, Gspo)),
+            "score_centering",
+            score_centering,
+            'loss "gspo" has one weight a completion, none a token: use another loss',
+        )
         _check(temperature > 0, "temperature", temperature, "use a number above 0")
         _check(micro_batch_tokens >= 1, "micro_batch_tokens", micro_batch_tokens, "use a number of at least 1")
         self.version = version
@@ -140,8 +190,12 @@ class TorchLearner:
         self._n_warmup = n_warmup
         self._n_steps = n_steps
         self._max_grad_norm = max_grad_norm
-        self._clip_low = clip_low
-        self._clip_high = clip_high
+        self._loss = loss or Clipped()
+        self._normalize = normalize
+        self._max_new_tokens = max_new_tokens
+        self._ratio_mask = ratio_mask
+        self._score_centering = score_centering
+        self._kl_beta = kl_beta
         self._temperature = temperature
         self._micro_batch_tokens = micro_batch_tokens
         self._truncated = truncated
@@ -153,6 +207,9 @@ class TorchLearner:
         self._accelerator = Accelerator()
         # On its device first: the optimizer must be made for the parameters where they will live.
         self._bare_model = model
+        self._reference = reference
+        if reference is not None:
+            reference.eval().requires_grad_(False).to(self._accelerator.device)  # type: ignore[arg-type]
         self._model = self._accelerator.prepare(model)
         self._trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         parameter_groups: list[dict[str, Any]] = [
@@ -168,7 +225,7 @@ class TorchLearner:
         A batch without a trained token, or whose gradient is not finite, leaves weights, optimizer and version alone and
         says `skipped: 1`. Metrics without a value are left out.
 
-        Metrics, over the trained tokens of the step whose weight is not 0.0, unless said otherwise:
+        Metrics, over the trained tokens of the step whose weight is not 0.0 (with a KL term: all), unless said otherwise:
         loss, lr, grad_norm (before clipping), step_s, skipped, nonfinite_grad
         n_tokens (trained, weight 0.0 included), n_completions (with a trained token), n_zero_weight (of these, not passed
             through the model: without a KL term they only count in the average)
@@ -176,7 +233,10 @@ class TorchLearner:
         truncated_share: completions cut by the length limit / completions with a weight, masked ones included
         entropy: mean -log pi, an estimate when on-policy
         n_nan_logprobs: tokens whose sampler log-probability is not finite, which all that follows leaves out
-        clip_fraction, clip_fraction_low, clip_fraction_high: share of tokens whose gradient the clip range stopped
+        clip_fraction, clip_fraction_low, clip_fraction_high: share of tokens whose gradient the loss stopped or bounded,
+            because the ratio (gspo: of the whole completion) was too low or too high
+        masked_share: of tokens whose ratio is outside the ratio mask (if there is one)
+        kl_reference: k3 estimate of KL(pi || reference) (if there is one)
         ratio_mean, ratio_max: rho
         kl_sampler: k3 estimate of KL(mu || pi)
         effective_sample_share: (sum rho)^2 / (N sum rho^2); 1 when on-policy
@@ -198,24 +258,22 @@ class TorchLearner:
             return metrics | {"loss": 0.0, "skipped": 1, "step_s": time.perf_counter() - started_s}
 
         # A weight of 0.0 adds its tokens to the count above and nothing to the gradient: no pass through the model.
-        samples = [sample for sample in samples if sample.weight != 0.0]
+        if self._reference is None:
+            samples = [sample for sample in samples if sample.weight != 0.0]
         metrics["n_zero_weight"] = metrics["n_completions"] - len(samples)
         micro_batches = list(split(samples, self._micro_batch_tokens))
         statistics = _Statistics(self._accelerator.device)
         for chunk in micro_batches:
             micro_batch = collate(chunk, self._accelerator.device)
-            logprobs_N = token_logprobs(self._logits(micro_batch), micro_batch.targets_N, self._temperature)
-            loss = clipped_objective(
-                logprobs_N,
-                micro_batch.sampler_logprobs_N,
-                micro_batch.advantages_N,
-                clip_low=self._clip_low,
-                clip_high=self._clip_high,
-            )
-            self._accelerator.backward(loss.loss_N.sum() / n_tokens)
-            statistics.add(logprobs_N.detach(), loss, micro_batch.same_version_N)
+            loss, logprobs_N, kl_N = self._token_loss(micro_batch)
+            self._accelerator.backward((loss.loss_N * micro_batch.scale_N).sum())
+            statistics.add(logprobs_N, loss, kl_N, micro_batch)
         n_padded = sum(len(chunk) * chunk[0].length for chunk in micro_batches)
-        metrics |= statistics.metrics(n_tokens)
+        metrics |= statistics.metrics()
+        if self._ratio_mask is None:
+            metrics.pop("masked_share", None)
+        if self._reference is None:
+            metrics.pop("kl_reference", None)
         metrics["n_micro_batches"] = len(micro_batches)
         if samples:
             metrics["padding_share"] = 1 - sum(sample.length for sample in samples) / n_padded
@@ -235,6 +293,60 @@ class TorchLearner:
             metrics |= {"skipped": 1, "nonfinite_grad": 1}
         self._optimizer.zero_grad()
         return metrics | {"step_s": time.perf_counter() - started_s}
+
+    def _token_loss(self, micro_batch: MicroBatch) -> tuple[TokenLoss, Tensor, Tensor]:
+        """The loss of each token with all its terms; log pi and the KL estimate without gradients."""
+        targets = micro_batch.targets_N
+        if micro_batch.top_ids_NH is not None:
+            targets = torch.cat((targets.unsqueeze(-1), micro_batch.top_ids_NH), dim=-1)
+        logprobs = token_logprobs(self._logits(self._model, micro_batch), targets, self._temperature)
+        logprobs_N = logprobs if logprobs.ndim == 1 else logprobs[:, 0]
+        loss = policy_loss(
+            self._loss,
+            logprobs_N,
+            micro_batch.sampler_logprobs_N,
+            micro_batch.advantages_N,
+            sample_N=micro_batch.sample_N,
+            ratio_mask=self._ratio_mask,
+        )
+        loss_N, kl_N = loss.loss_N, torch.zeros_like(logprobs_N.detach())
+        if micro_batch.top_sampler_logprobs_NH is not None:
+            loss_N = loss_N + score_centering(
+                self._loss,
+                logprobs[:, 1:],
+                micro_batch.top_sampler_logprobs_NH,
+                micro_batch.advantages_N,
+                ratio_mask=self._ratio_mask,
+            )
+        if self._reference is not None:
+            with torch.no_grad():
+                logits_NV = self._logits(self._reference, micro_batch)
+                reference_N = token_logprobs(logits_NV, micro_batch.targets_N, self._temperature)
+            with_gradient_N = kl_to_reference(logprobs_N, reference_N)
+            loss_N, kl_N = loss_N + self._kl_beta * with_gradient_N, with_gradient_N.detach()
+        return loss._replace(loss_N=loss_N), logprobs_N.detach(), kl_N
+
+    async def gradient_norms(self, groups: Sequence[Group]) -> list[float]:
+        """For each group the mean over its right fresh attempts (reward = max_reward) of the L2 norm of the gradient of
+        log pi(completion), which is the sum over its trained tokens; 0.0 when none is right. One backward pass an attempt.
+        Weights, their gradients, optimizer and version stay as they are."""
+        parameters = list(self._trainable.values())
+        norms = []
+        for group in groups:
+            squares = []
+            for attempt in group.fresh:
+                sample = (
+                    self._sample(group.prompt, attempt, 1.0, 0) if attempt.reward == group.prompt.max_reward else None
+                )
+                if sample is None:
+                    continue
+                micro_batch = collate([sample], self._accelerator.device)
+                logits_NV = self._logits(self._model, micro_batch)
+                logprob = token_logprobs(logits_NV, micro_batch.targets_N, self._temperature).sum()
+                gradients = torch.autograd.grad(logprob, parameters, allow_unused=True)
+                squares.append(sum(g.double().square().sum() for g in gradients if g is not None))
+            norms.append(sum(math.sqrt(float(square)) for square in squares) / len(squares) if squares else 0.0)
+        return norms
 
     async def weights(self) -> dict[str, Tensor]:
         """A snapshot on the CPU, name -> tensor: parameters and saved buffers, tied ones once, under their first name."""
@@ -310,54 +422,78 @@ class TorchLearner:
         """Completions with a trained token; how many completions have a weight; how many of those are truncated."""
         samples: list[Sample] = []
         n_weighted = n_truncated = 0
-        for group in batch.groups:
+        for number, group in enumerate(batch.groups):
             for attempt, weight in zip(group.attempts, group.weights, strict=True):
                 if weight is None:
                     continue
-                completion = attempt.completion
-                if completion is None:
-                    raise ValueError(f"prompt {group.prompt.id}: an attempt without a completion cannot be trained on")
-                n = len(completion.tokens)
-                n_mask = n if completion.mask is None else len(completion.mask)
-                if not n == len(completion.logprobs) == n_mask:
-                    raise ValueError(
-                        f"prompt {group.prompt.id}: a completion of {n} tokens comes with {len(completion.logprobs)} "
-                        f"log-probabilities and a mask of {n_mask}; there must be one of each a token"
-                    )
                 if not math.isfinite(weight):
                     raise ValueError(f"prompt {group.prompt.id}: weight {weight} must be a finite number, or None")
+                sample = self._sample(group.prompt, attempt, float(weight), number)
+                is_truncated = attempt.completion is not None and attempt.completion.finish == "length"
                 n_weighted += 1
-                n_truncated += completion.finish == "length"
-                if self._truncated == "mask" and completion.finish == "length":
-                    continue
-                if n == 0 or (completion.mask is not None and not any(completion.mask)):
-                    continue
-                if not group.prompt.tokens:
-                    raise ValueError(
-                        f"prompt {group.prompt.id} has no tokens, so nothing predicts the first token of a completion; "
-                        "encode it with at least a beginning-of-sequence token"
-                    )
-                samples.append(
-                    Sample(
-                        group.prompt.tokens,
-                        completion.tokens,
-                        completion.logprobs,
-                        completion.mask,
-                        float(weight),
-                        attempt.version == self.version,
-                    )
-                )
-        return samples, n_weighted, n_truncated
+                n_truncated += is_truncated
+                if sample is not None and not (self._truncated == "mask" and is_truncated):
+                    samples.append(sample)
+        return self._scaled(samples), n_weighted, n_truncated
 
-    def _logits(self, micro_batch: MicroBatch) -> Tensor:
+    def _sample(self, prompt: Prompt, attempt: Attempt, weight: float, group: int) -> Sample | None:
+        """None: no token of it is trained. Raises ValueError for what cannot be trained on."""
+        completion = attempt.completion
+        if completion is None:
+            raise ValueError(f"prompt {prompt.id}: an attempt without a completion cannot be trained on")
+        n = len(completion.tokens)
+        n_mask = n if completion.mask is None else len(completion.mask)
+        if not n == len(completion.logprobs) == n_mask:
+            raise ValueError(
+                f"prompt {prompt.id}: a completion of {n} tokens comes with {len(completion.logprobs)} "
+                f"log-probabilities and a mask of {n_mask}; there must be one of each a token"
+            )
+        if n == 0 or (completion.mask is not None and not any(completion.mask)):
+            return None
+        if not prompt.tokens:
+            raise ValueError(
+                f"prompt {prompt.id} has no tokens, so nothing predicts the first token of a completion; "
+                "encode it with at least a beginning-of-sequence token"
+            )
+        top_ids, top_logprobs = (completion.top_ids, completion.top_logprobs) if self._score_centering else (None, None)
+        if self._score_centering and (
+            top_ids is None or top_logprobs is None or not len(top_ids) == len(top_logprobs) == n
+        ):
+            raise ValueError(
+                f"prompt {prompt.id}: a completion came without the sampler's most likely tokens, which "
+                "learner.score_centering needs at each place: use an engine that returns them, or set it to 0"
+            )
+        return Sample(
+            prompt.tokens, completion.tokens, completion.logprobs, completion.mask, weight,
+            attempt.version == self.version, group, 1.0, top_ids, top_logprobs,
+        )  # fmt: skip
+
+    def _scaled(self, samples: list[Sample]) -> list[Sample]:
+        """The samples with their `scale`: the sum of scale * loss over all tokens is the average that was asked for."""
+        if self._normalize == "token":
+            n_tokens = sum(sample.n_trained for sample in samples)
+            scales = [1 / n_tokens for _ in samples]
+        elif self._normalize == "sequence":
+            scales = [1 / (len(samples) * sample.n_trained) for sample in samples]
+        elif self._normalize == "constant":
+            scales = [1 / (len(samples) * (self._max_new_tokens or 1)) for _ in samples]
+        else:
+            of_group: Counter[int] = Counter()
+            for sample in samples:
+                of_group[sample.group] += sample.n_trained
+            scales = [1 / (len(of_group) * of_group[sample.group]) for sample in samples]
+        return [replace(sample, scale=scale) for sample, scale in zip(samples, scales, strict=True)]
+
+    def _logits(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
         """Logits of the positions that predict trained tokens, [N, V].
 
         No attention mask: sequences are padded on the right, so a causal model sees no padding before a real token, and
         attention takes its fastest path. The output layer reads the N positions only; logits of a whole padded
         micro-batch would be the largest tensor of the step.
         """
-        with _output_layer_reads(self._bare_model, micro_batch.predicting_N):
-            logits: Tensor = self._model(micro_batch.inputs_ST, use_cache=False).logits
+        bare_model = model if isinstance(model, PreTrainedModel) else self._bare_model
+        with _output_layer_reads(bare_model, micro_batch.predicting_N):
+            logits: Tensor = model(micro_batch.inputs_ST, use_cache=False).logits
         return logits.flatten(0, -2)
 
     def _own_state(self) -> dict[str, Tensor]:
@@ -405,22 +541,37 @@ def collate(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
         logprobs = logprobs[trained]
 
     n_trained_S = trained_ST1.sum(1)
-    advantages_S = torch.tensor([sample.weight for sample in samples])
-    same_version_S = torch.tensor([sample.same_version for sample in samples])
+
+    def by_token(values: list[Any]) -> Tensor:
+        return torch.tensor(values).repeat_interleave(n_trained_S).to(device)
+
+    def top(rows: Iterator[Any], dtype: torch.dtype) -> Tensor | None:
+        if samples[0].top_ids is None:
+            return None
+        every_NH = torch.tensor(list(chain.from_iterable(rows)), dtype=dtype)
+        return (every_NH[trained] if any(sample.trained is not None for sample in samples) else every_NH).to(device)
+
     return MicroBatch(
         inputs_ST=tokens_ST1[:, :-1].to(device),
         predicting_N=trained_ST1[:, 1:].flatten().nonzero().squeeze(1).to(device),
         targets_N=tokens_ST1[trained_ST1].to(device),
         sampler_logprobs_N=logprobs.to(device),
-        advantages_N=advantages_S.repeat_interleave(n_trained_S).to(device),
-        same_version_N=same_version_S.repeat_interleave(n_trained_S).to(device),
+        advantages_N=by_token([sample.weight for sample in samples]),
+        same_version_N=by_token([sample.same_version for sample in samples]),
+        scale_N=by_token([sample.scale for sample in samples]),
+        sample_N=by_token(list(range(len(samples)))),
+        top_ids_NH=top((sample.top_ids for sample in samples), torch.long),
+        top_sampler_logprobs_NH=top((sample.top_logprobs for sample in samples), torch.float32),
     )
 
 
 class _Statistics:
     """Sums and maxima over the tokens of a step, kept on the device: one transfer at the end."""
 
-    SUMS = ("loss", "entropy", "known", "low", "high", "ratio", "ratio_squared", "kl", "gap", "same", "same_gap")
+    SUMS = (
+        "loss", "entropy", "known", "low", "high", "ratio", "ratio_squared", "kl", "gap", "same", "same_gap",
+        "masked", "kl_reference",
+    )  # fmt: skip
     MAXIMA = ("ratio", "gap", "same_gap")
 
     def __init__(self, device: torch.device) -> None:
@@ -429,28 +580,29 @@ class _Statistics:
         self._maxima = torch.zeros(len(self.MAXIMA), device=device)
 
     @torch.no_grad()
-    def add(self, logprobs_N: Tensor, loss: TokenLoss, same_version_N: Tensor) -> None:
+    def add(self, logprobs_N: Tensor, loss: TokenLoss, kl_reference_N: Tensor, micro_batch: MicroBatch) -> None:
         known_N = loss.known_N
         ratio_N = loss.log_ratio_N.exp() * known_N
         gap_N = loss.log_ratio_N.abs()
-        same_N = same_version_N & known_N
+        same_N = micro_batch.same_version_N & known_N
         same_gap_N = gap_N * same_N
         columns = (
-            loss.loss_N, -logprobs_N, known_N, loss.clipped_low_N, loss.clipped_high_N, ratio_N, ratio_N.square(),
-            kl_k3(loss.log_ratio_N), gap_N, same_N, same_gap_N,
+            loss.loss_N * micro_batch.scale_N, -logprobs_N, known_N, loss.clipped_low_N, loss.clipped_high_N, ratio_N,
+            ratio_N.square(), kl_k3(loss.log_ratio_N), gap_N, same_N, same_gap_N, loss.masked_N, kl_reference_N,
         )  # fmt: skip
         self._n += len(logprobs_N)
         self._sums += torch.stack(columns).sum(1)
         self._maxima = torch.maximum(self._maxima, torch.stack((ratio_N, gap_N, same_gap_N)).amax(1))
 
-    def metrics(self, n_trained: int) -> Metrics:
-        """n_trained: tokens that the loss is averaged over, those of weight 0.0 included."""
+    def metrics(self) -> Metrics:
         total = dict(zip(self.SUMS, self._sums.tolist(), strict=True))
         largest = dict(zip(self.MAXIMA, self._maxima.tolist(), strict=True))
         n_known = total["known"]
-        metrics = {"loss": total["loss"] / n_trained, "n_nan_logprobs": self._n - n_known}
+        metrics = {"loss": total["loss"], "n_nan_logprobs": self._n - n_known}
         if self._n:
             metrics["entropy"] = total["entropy"] / self._n
+            metrics["masked_share"] = total["masked"] / self._n
+            metrics["kl_reference"] = total["kl_reference"] / self._n
         if n_known:
             metrics |= {
                 "clip_fraction": (total["low"] + total["high"]) / n_known,

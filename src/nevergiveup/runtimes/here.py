@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nevergiveup.protocols import Learner, Weights
-from nevergiveup.types import Batch, Metrics
+from nevergiveup.types import Batch, Group, Metrics
 
 T = TypeVar("T")
 
@@ -40,6 +40,10 @@ class ThreadedLearner:
 
     async def step(self, batch: Batch) -> Metrics:
         return await asyncio.get_running_loop().run_in_executor(self._thread, asyncio.run, self._learner.step(batch))
+
+    async def gradient_norms(self, groups: Sequence[Group]) -> list[float]:
+        work = self._learner.gradient_norms(groups)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, asyncio.run, work)
 
     async def weights(self) -> Weights:
         return await self._learner.weights()
