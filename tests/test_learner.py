@@ -27,7 +27,7 @@ from transformers import (
 
 from nevergiveup.learner.policy import Sample, TorchLearner, collate, split
 from nevergiveup.models import chains_tokenizer
-from nevergiveup.objectives import LOSSES, Cispo, Clipped, Gspo, Loss, Normalize, Reinforce
+from nevergiveup.objectives import Clipped, Gspo
 from nevergiveup.types import Attempt, Batch, Completion, Metrics, Prompt, TrainGroup
 
 VOCABULARY = 31
@@ -175,9 +175,7 @@ def test_gradient_is_that_of_one_completion_at_a_time(family: str, budget: int, 
     model = make_model(family).double().eval()
     batch = random_batch(1)
     loss, n, expected = reference(model, batch, temperature)
-    learner = TorchLearner(
-        model, lr=1e-3, loss=Clipped(0.2, 0.28), temperature=temperature, micro_batch_tokens=budget
-    )
+    learner = TorchLearner(model, lr=1e-3, loss=Clipped(0.2, 0.28), temperature=temperature, micro_batch_tokens=budget)
     metrics, got = step_and_gradient(learner, model, batch)
     assert metrics["n_tokens"] == n
     assert metrics["clip_fraction_low"] > 0
