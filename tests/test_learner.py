@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -27,8 +28,8 @@ from transformers import (
 
 from nevergiveup.learner.policy import Sample, TorchLearner, collate, split
 from nevergiveup.models import chains_tokenizer
-from nevergiveup.objectives import Clipped, Gspo
-from nevergiveup.types import Attempt, Batch, Completion, Metrics, Prompt, TrainGroup
+from nevergiveup.objectives import Cispo, Clipped, Gspo, Loss, Normalize, Reinforce
+from nevergiveup.types import Attempt, Batch, Completion, Group, Metrics, Prompt, TrainGroup
 
 VOCABULARY = 31
 CPU = torch.device("cpu")
@@ -255,6 +256,189 @@ def test_a_weight_of_zero_counts_in_the_average_and_none_does_not() -> None:
     assert (diluted["n_tokens"], diluted["n_completions"]) == (12, 2)
     assert alone["loss"] == pytest.approx(-0.5, abs=1e-5)
     assert diluted["loss"] == pytest.approx(-0.5 * 3 / 12, abs=1e-5)
+
+
+# Losses and normalisations
+
+
+def slow_loss(
+    model: PreTrainedModel, batch: Batch, loss: Loss, normalize: Normalize, max_new_tokens: int, reference: PreTrainedModel
+) -> torch.Tensor:  # fmt: skip
+    """The objective from its definition, a completion at a time: means over lists of numbers. With .1 times the k3 KL."""
+    groups: list[list[torch.Tensor]] = []
+    for group in batch.groups:
+        rows = []
+        for attempt, weight in zip(group.attempts, group.weights, strict=True):
+            completion = attempt.completion
+            if weight is None or completion is None or not any(completion.mask or [True]):
+                continue
+            n_prompt, sequence = len(group.prompt.tokens), torch.tensor([group.prompt.tokens + completion.tokens])
+            trained = torch.tensor(completion.mask or [True] * len(completion.tokens))
+            places = (range(n_prompt - 1, sequence.shape[1] - 1), list(completion.tokens))
+            log_pi = model(sequence, use_cache=False).logits[0].log_softmax(-1)[places][trained]
+            with torch.no_grad():
+                log_ref = reference(sequence, use_cache=False).logits[0].log_softmax(-1)[places][trained]
+            log_ratio = log_pi - torch.tensor(completion.logprobs, dtype=log_pi.dtype)[trained]
+            if isinstance(loss, Reinforce):
+                values = -log_ratio.exp().clamp(max=loss.cap).detach() * weight * log_pi
+            elif isinstance(loss, Cispo):
+                values = -log_ratio.exp().clamp(max=1 + loss.clip_high).detach() * weight * log_pi
+            else:
+                ratio = log_ratio.exp() if isinstance(loss, Clipped) else log_ratio.mean().exp().expand(len(log_pi))
+                bounded = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
+                values = -torch.minimum(ratio * weight, bounded * weight)
+            rows.append(values + 0.1 * ((log_ref - log_pi).exp() - (log_ref - log_pi) - 1))
+        if rows:
+            groups.append(rows)
+    every = [row for rows in groups for row in rows]
+    if normalize == "token":
+        return torch.cat(every).mean()
+    if normalize == "sequence":
+        return torch.stack([row.mean() for row in every]).mean()
+    if normalize == "constant":
+        return torch.stack([row.sum() / max_new_tokens for row in every]).mean()
+    return torch.stack([torch.cat(rows).mean() for rows in groups]).mean()
+
+
+@pytest.mark.parametrize(
+    "loss", [Clipped(0.2, 0.28), Reinforce(), Cispo(), Gspo(0.05, 0.1)], ids=lambda loss: loss.name
+)
+@pytest.mark.parametrize("normalize", ["token", "sequence", "constant", "group"])
+def test_every_loss_under_every_normalization(loss: Loss, normalize: Normalize) -> None:
+    """Groups of 1 to 7 completions of 1 to 12 tokens, weights of 0 and None among them; whatever the micro-batches are."""
+    batch = random_batch(7)
+    for budget in (1, 40, 100_000):
+        model, other = make_model().double().eval(), make_model(seed=1).double().eval()
+        expected = slow_loss(model, batch, loss, normalize, 12, other)
+        expected.backward()
+        gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
+        model.zero_grad()
+        learner = TorchLearner(
+            model, loss=loss, normalize=normalize, max_new_tokens=12, kl_beta=0.1, reference=other,
+            micro_batch_tokens=budget,
+        )  # fmt: skip
+        metrics, got = step_and_gradient(learner, model, batch)
+        assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-6)
+        assert metrics["kl_reference"] > 0
+        assert_same_gradient(got, gradient, 1e-6)
+
+
+def test_normalizations_by_hand() -> None:
+    """On policy the loss of a token is -weight. Two groups: completions of 1 and 4 tokens, and one of 2."""
+    rows = [
+        ([1, 5], [(make_completion([2]), 1.0), (make_completion([4, 6, 7, 2]), -0.5)]),
+        ([1], [(make_completion([5, 2]), 0.25)]),
+    ]
+    model = make_model().eval()
+    batch = on_policy(model, make_batch(rows))
+    expected = {
+        "token": -(1.0 - 2.0 + 0.5) / 7,
+        "sequence": -(1.0 - 0.5 + 0.25) / 3,
+        "constant": -(1.0 - 2.0 + 0.5) / (3 * 10),
+        "group": -((1.0 - 2.0) / 5 + 0.25) / 2,
+    }
+    for normalize, loss in expected.items():
+        learner = TorchLearner(model, lr=0.0, normalize=normalize, max_new_tokens=10)
+        assert step(learner, batch)["loss"] == pytest.approx(loss, abs=1e-5), normalize
+
+
+@pytest.mark.parametrize(("normalize", "n"), [("token", 25), ("sequence", 5), ("constant", 5 * 8)])
+def test_masked_truncations_leave_every_average(normalize: Normalize, n: int) -> None:
+    """C33: 30 tokens, 5 of them in a truncated completion: the average is over 25 tokens, or 5 of 6 completions."""
+    rows = [(make_completion([4] * 5, finish="length" if i == 0 else "stop"), 1.0) for i in range(6)]
+    model = make_model().eval()
+    batch = on_policy(model, make_batch([([1], rows)]))
+    learner = TorchLearner(model, lr=0.0, truncated="mask", normalize=normalize, max_new_tokens=8)
+    sums = {"token": 25.0, "sequence": 5.0, "constant": 25.0}
+    assert step(learner, batch)["loss"] == pytest.approx(-sums[normalize] / n, abs=1e-5)
+
+
+def test_kl_starts_at_zero_and_pulls_back() -> None:
+    model, start = make_model().double(), make_model().double()
+    batch = on_policy(model, random_batch(5))
+    learner = TorchLearner(model, lr=1e-2, kl_beta=0.5, reference=start)
+    assert step(learner, batch)["kl_reference"] == pytest.approx(0, abs=1e-9)
+    away = step(learner, batch)["kl_reference"]
+    assert away > 1e-4
+    zeros = replace(batch, groups=tuple(replace(group, weights=(0.0,) * len(group.weights)) for group in batch.groups))
+    for _ in range(30):
+        metrics = step(learner, zeros)
+    assert metrics["kl_reference"] < away / 2, "a weight of 0 leaves the KL term alone"
+
+
+def test_the_reference_is_frozen_and_not_saved(tmp_path: Path) -> None:
+    model, start = make_model(), make_model(seed=1)
+    before = {name: p.clone() for name, p in start.named_parameters()}
+    learner = TorchLearner(model, lr=1e-2, kl_beta=0.5, reference=start)
+    step(learner, random_batch(5))
+    assert all(torch.equal(before[name], p) and p.grad is None for name, p in start.named_parameters())
+    learner.save(tmp_path / "with")
+    TorchLearner(make_model(seed=2)).save(tmp_path / "without")
+    names = [set(load_file(tmp_path / name / "weights.safetensors")) for name in ("with", "without")]
+    assert names[0] == names[1]
+
+
+def test_masked_share_counts_ratios_outside_the_mask() -> None:
+    model = make_model()
+    batch = on_policy(model, make_batch([([1], [(make_completion([4, 6, 7, 2]), 1.0)])]))
+    own = batch.groups[0].attempts[0].completion
+    assert own is not None
+    shifted = replace(own, logprobs=(own.logprobs[0] + 2.0, *own.logprobs[1:]))  # a ratio of e^-2
+    group = replace(batch.groups[0], attempts=(Attempt(1, 0, shifted),))
+    metrics = step(TorchLearner(model, lr=0.0, ratio_mask=(0.5, 5.0)), replace(batch, groups=(group,)))
+    assert metrics["masked_share"] == 0.25
+    assert metrics["loss"] == pytest.approx(-3 / 4, abs=1e-5)
+
+
+def test_score_centering_needs_the_top_tokens_and_uses_them() -> None:
+    batch = random_batch(6)
+    with pytest.raises(ValueError, match=r"learner\.score_centering"):
+        step(TorchLearner(make_model(), score_centering=True), batch)
+
+    def with_top(attempt: Attempt) -> Attempt:
+        completion = attempt.completion
+        assert completion is not None
+        ids = tuple((token, (token + 1) % VOCABULARY) for token in completion.tokens)
+        logprobs = tuple((logprob, math.log(0.01)) for logprob in completion.logprobs)
+        return replace(attempt, completion=replace(completion, top_ids=ids, top_logprobs=logprobs))
+
+    groups = tuple(replace(group, attempts=tuple(map(with_top, group.attempts))) for group in batch.groups)
+    seen = []
+    for budget in (1, 40, 100_000):
+        model = make_model()
+        learner = TorchLearner(model, loss=Reinforce(1.0), score_centering=True, micro_batch_tokens=budget)
+        seen.append(step_and_gradient(learner, model, replace(batch, groups=groups))[1])
+    model = make_model()
+    plain = step_and_gradient(TorchLearner(model, loss=Reinforce(1.0)), model, batch)[1]
+    assert_same_gradient(seen[0], seen[1], 1e-6)
+    assert_same_gradient(seen[0], seen[2], 1e-6)
+    assert any((seen[0][name] - plain[name]).abs().max() > 1e-4 for name in plain)
+
+
+def test_gradient_norms() -> None:
+    model = make_model().double()
+    right, wrong = make_completion([4, 6, 2]), make_completion([7, 2])
+    masked = make_completion([5, 9, 2], mask=[True, False, True])
+    prompt = Prompt("p", tokens=(1, 5))
+
+    def group(*attempts: Attempt) -> Group:
+        return Group(prompt, attempts, len(attempts), 1, None, 0, 1, 1)
+
+    def norm(completion: Completion) -> float:
+        logits = model(torch.tensor([prompt.tokens + completion.tokens]), use_cache=False).logits[0] / 0.7
+        chosen = logits.log_softmax(-1)[range(1, 1 + len(completion.tokens)), list(completion.tokens)]
+        chosen[torch.tensor(completion.mask or [True] * len(completion.tokens))].sum().backward()
+        value = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))
+        model.zero_grad()
+        return value
+
+    learner = TorchLearner(model, temperature=0.7)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    groups = [group(Attempt(1, 0, right), Attempt(0, 0, wrong), Attempt(1, 0, masked)), group(Attempt(0, 0, wrong))]
+    norms = asyncio.run(learner.gradient_norms(groups))
+    assert norms == [pytest.approx((norm(right) + norm(masked)) / 2, rel=1e-6), 0.0]
+    assert learner.version == 0
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
 
 
 def test_training_makes_rewarded_completions_likelier() -> None:
