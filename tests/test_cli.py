@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ import pytest
 
 from nevergiveup.cli import BAD_INPUT, FAILED, INTERRUPTED, main
 from nevergiveup.config import resolve, settings_to_json
+from nevergiveup.objectives import LOSSES
 from nevergiveup.recipes import RECIPES
+from nevergiveup.strategies import STRATEGIES
 
 TINY = [
     *("--model.warm-steps", "2", "--model.warm-batch", "8", "--task.n-prompts", "16", "--eval.n-prompts", "8"),
@@ -25,6 +28,11 @@ TINY = [
 def ngu(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nevergiveup.cli", *words]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_misspelt_command_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian", "demo"]) == BAD_INPUT
+    assert capsys.readouterr().err == 'ngu: there is no command "trian": did you mean train?\n'
 
 
 def test_recipes_are_listed_with_what_to_expect(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +58,10 @@ def test_help_shows_the_values_and_the_strategy_of_this_very_command(
     assert done.value.code == 0
     printed = capsys.readouterr().out
     assert "(default: 0.25)" in printed
-    assert "--strategy.std" in printed
+    assert "--strategy.leave-one-out" in printed
+    assert "--loss.clip-high" in printed
+    for name in (*STRATEGIES, *LOSSES):
+        assert f"\n  {name} " in re.sub(r"[│╭╰]", "", printed), name
     assert "--strategy.p " not in printed
     assert "--resume DIR" in printed
 

@@ -11,6 +11,7 @@ import pytest
 import tyro
 
 from nevergiveup.config import (
+    CHOICES,
     NAMES_ELSEWHERE,
     NOT_OFFERED,
     ConfigError,
@@ -19,6 +20,7 @@ from nevergiveup.config import (
     settings_from_json,
     settings_to_json,
 )
+from nevergiveup.objectives import LOSSES, Cispo, Clipped, Gspo
 from nevergiveup.recipes import RECIPES
 from nevergiveup.settings import EvalSettings, LearnerSettings, Settings, TaskSettings
 from nevergiveup.strategies import STRATEGIES, DynamicSampling, FixedK, NeverGiveUp
@@ -42,10 +44,10 @@ def refusal(folder: Path, text: str | None, *flags: str) -> str:
 
 
 def test_flag_beats_file_beats_recipe(tmp_path: Path) -> None:
-    toml = write(tmp_path, "seed = 7\n[learner]\nlr = 3e-6\nclip_high = 0.28\n")
+    toml = write(tmp_path, "seed = 7\n[learner]\nlr = 3e-6\n[loss]\nclip_high = 0.28\n")
     settings = resolve(RECIPE, toml, ["--learner.lr", "5e-6"])
     assert settings.learner.lr == 5e-6
-    assert settings.learner.clip_high == 0.28
+    assert settings.loss == Clipped(clip_high=0.28)
     assert settings.seed == 7
     assert settings.sampling == RECIPES[RECIPE].settings.sampling
 
@@ -60,7 +62,7 @@ def test_recipes_fit_together(name: str) -> None:
     ("text", "strategy"),
     [
         ('strategy = "fixed"', FixedK(k=4, window=4)),
-        ('[strategy]\nname = "dapo"\nstd = false', DynamicSampling(k=4, std=False, window=4)),
+        ('[strategy]\nname = "dapo"\ndivide_by = "nothing"', DynamicSampling(k=4, divide_by="nothing", window=4)),
         ('strategy = { name = "ngu", p = 0.5 }', NeverGiveUp(k=4, p=0.5, window=4)),
         ("strategy.k = 8\nstrategy.max_attempts = 3", NeverGiveUp(k=8, p=0.9, window=4, max_attempts=3)),
         ("[strategy]\nwindow = 0", NeverGiveUp(k=4, p=0.9, window=0)),
@@ -101,8 +103,10 @@ def test_flags_mean_what_the_help_page_says(flags: list[str]) -> None:
 
 
 def test_switches(tmp_path: Path) -> None:
-    assert resolve(RECIPE, None, ["--strategy", "dapo", "--strategy.no-std"]).strategy == DynamicSampling(std=False)
-    assert resolve(RECIPE, None, ["--strategy.std", "--strategy", "fixed"]).strategy == FixedK(std=True)
+    assert resolve(RECIPE, None, ["--strategy", "ngu", "--strategy.no-virtual-max"]).strategy == NeverGiveUp(p=0.9)
+    assert resolve(RECIPE, None, ["--strategy.leave-one-out", "--strategy", "fixed"]).strategy == FixedK(
+        leave_one_out=True
+    )
 
 
 # ------------------------------------------------------------------- refused
@@ -148,8 +152,35 @@ def test_defects_are_refused_with_file_line_key_value_and_remedy(
         (["--learner.lr", "--steps", "2"], ["--learner.lr needs a value"]),
         (["--steps", "2.5"], ['steps = "2.5"', "whole number"]),
         (["--learner.lr", "nan"], ["learner.lr", "finite number"]),
-        (["--max-completions", "3"], ["max_completions = 3", "strategy.k = 4", "raise it"]),
+        (["--max-completions", "3"], ["max_completions = 3", "the 4 that strategy", "raise it"]),
         (["--steps", "none"], ["the run has no end"]),
+        (["--strategy", "no-positive", "--strategy.threshold", "1.5"], ["strategy.threshold = 1.5", "0.875"]),
+        (["--strategy", "reinforce-ada", "--strategy.keep", "1"], ["strategy.keep = 1", "at least 2"]),
+        (["--strategy", "knapsack", "--strategy.budget", "1"], ["strategy.budget = 1", "k_min = 2"]),
+        (["--strategy", "ada-online", "--strategy.discount", "0"], ["strategy.discount = 0.0", "above 0"]),
+        (["--strategy", "gvm-raft", "--strategy.power", "0"], ["strategy.power = 0.0", "at least 1"]),
+        (["--strategy", "speed", "--strategy.k", "4"], ["strategy.k", 'this run has "speed"', "leave k out"]),
+        (
+            ["--strategy", "fixed", "--strategy.leave-one-out", "--strategy.divide-by", "std"],
+            ["strategy.leave_one_out"],
+        ),
+        (["--strategy.gamma", "-1"], ["strategy.gamma = -1.0", "F-GRPO"]),
+        (["--loss", "cispoo"], ['"cispoo"', "did you mean cispo?"]),
+        (["--loss.clip-low", "0"], ["loss.clip_low = 0.0", "above 0"]),
+        (["--loss.dual-clip", "1"], ["loss.dual_clip = 1.0", "usually 3"]),
+        (["--loss", "reinforce", "--loss.cap", "0"], ["loss.cap = 0.0", "usually 2"]),
+        (["--loss", "reinforce", "--loss.clip-high", "1"], ["loss.clip_high", '"grpo"', 'this run has "reinforce"']),
+        (["--learner.score-centering", "8", "--loss", "gspo"], ["learner.score_centering = 8", "gspo"]),
+        (["--learner.ratio-mask-low", "0.5"], ["learner.ratio_mask_low = 0.5", "set both"]),
+        (
+            ["--learner.ratio-mask-low", "2", "--learner.ratio-mask-high", "5"],
+            ["learner.ratio_mask_low = 2.0", "below"],
+        ),
+        (["--learner.kl-beta", "-1"], ["learner.kl_beta = -1.0"]),
+        (["--learner.normalize", "mean"], ["learner.normalize", '"sequence"']),
+        (["--batch.n-completions", "0"], ["batch.n_completions = 0"]),
+        (["--sampling.overlong-buffer", "16"], ["sampling.overlong_buffer = 16", "sampling.max_new_tokens = 16"]),
+        (["--task.impossible", "0.1"], ["task.impossible = 0.1", "chains"]),
         (["steps", "2"], ['"steps" belongs to no flag']),
     ],
 )
@@ -175,9 +206,9 @@ def test_refused_flags(tmp_path: Path, flags: list[str], parts: list[str]) -> No
         ("[eval]\nlr = 1", "learner.lr?"),
         ("learner = 1", "learner is a section: write [learner]"),
         ("[sampling]\ntop_p = 0.9", "must have the same distribution"),
-        ("[learner]\nbeta = 0.1", "no KL term"),
+        ("[learner]\nbeta = 0.1", "learner.kl_beta"),
         ("requeue = true", 'only strategy "ngu" asks again'),
-        ("[strategy]\nstd = true", 'strategy.name = "fixed"'),
+        ("[strategy]\nstd = true", "strategy.divide_by"),
         ("xyzzy = 1", "ngu train --help"),
     ],
 )
@@ -192,7 +223,7 @@ def test_an_unknown_key_gets_the_nearest_name_or_the_reason(tmp_path: Path, text
         ("[learner]\nlr = inf", "must be a finite number"),
         ("steps = 2.5", 'steps = 2.5 must be a whole number or "none"'),
         ("seed = true", "seed = true must be a whole number"),
-        ('strategy = { name = "fixed", std = 1 }', "strategy.std = 1 must be true or false"),
+        ('strategy = { name = "fixed", leave_one_out = 1 }', "strategy.leave_one_out = 1 must be true or false"),
         ('[task]\nname = "maths"', 'task.name = "maths" must be one of "chains", "gsm8k"'),
         ("[model]\npath = 3", "model.path = 3 must be text"),
         ("[steps]", "steps = {} must be a whole number"),
@@ -212,15 +243,18 @@ def test_numbers_may_be_written_as_text(tmp_path: Path) -> None:
 
 def test_every_alias_leads_to_a_key_and_hides_none() -> None:
     keys = settings_keys()
-    assert set(NAMES_ELSEWHERE.values()) <= keys
+    assert set(NAMES_ELSEWHERE.values()) <= keys | {"loss"}
     names = {key.rpartition(".")[2] for key in keys}
     assert not names & (NAMES_ELSEWHERE.keys() | NOT_OFFERED.keys())
 
 
 def settings_keys() -> set[str]:
     keys = set()
-    for strategy in STRATEGIES.values():
-        for section, value in settings_to_json(Settings(strategy=strategy())).items():
+    every = [Settings(strategy=cls()) for cls in STRATEGIES.values()] + [
+        Settings(loss=cls()) for cls in LOSSES.values()
+    ]
+    for settings in every:
+        for section, value in settings_to_json(settings).items():
             keys |= {f"{section}.{name}" for name in value} if isinstance(value, dict) else {section}
     return keys
 
@@ -277,7 +311,7 @@ def test_unknown_recipe() -> None:
     "settings",
     [
         *(recipe.settings for recipe in RECIPES.values()),
-        Settings(strategy=FixedK(k=3, std=True, window=None)),
+        Settings(strategy=FixedK(k=3, divide_by="std", window=None)),
         Settings(strategy=DynamicSampling(window=0), steps=None, epochs=3),
         Settings(
             strategy=NeverGiveUp(p=1 / 3, max_attempts=7),
@@ -295,7 +329,30 @@ def test_saved_settings_come_back_exactly(settings: Settings) -> None:
 def test_saved_settings_hold_every_field() -> None:
     row = settings_to_json(Settings())
     assert list(row) == [field.name for field in fields(Settings)]
-    assert row["strategy"] == {"name": "ngu", "k": 4, "p": 0.95, "window": 4, "max_attempts": None}
+    assert row["strategy"]["name"] == "ngu"
+    assert {"k", "p", "window", "max_attempts"} <= row["strategy"].keys()
+    assert row["loss"] == {"name": "grpo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
+
+
+@pytest.mark.parametrize(("section", "name"), [(section, name) for section in CHOICES for name in CHOICES[section]])
+def test_every_strategy_and_loss_is_chosen_by_one_word(section: str, name: str, tmp_path: Path) -> None:
+    kept = {"k": 4} if section == "strategy" and "k" in {f.name for f in fields(CHOICES[section][name])} else {}
+    there = getattr(RECIPES[RECIPE].settings, section)
+    expected = there if there.name == name else CHOICES[section][name](**kept)
+    by_flag = resolve(RECIPE, None, [f"--{section}", name])
+    assert getattr(by_flag, section) == expected
+    assert resolve(RECIPE, write(tmp_path, f'{section} = "{name}"')) == by_flag
+    assert resolve(RECIPE, write(tmp_path, f'[{section}]\nname = "{name}"')) == by_flag
+    row = json.loads(json.dumps(settings_to_json(by_flag)))
+    assert row[section]["name"] == name
+    assert settings_from_json(row) == by_flag
+
+
+def test_settings_of_a_loss() -> None:
+    settings = resolve(RECIPE, None, ["--loss", "cispo", "--loss.clip-high", "5"])
+    assert settings.loss == Cispo(clip_high=5.0)
+    assert resolve(RECIPE, None, ["--loss.clip-high", "0.28"]).loss == Clipped(clip_high=0.28)
+    assert resolve(RECIPE, None, ["--loss", "gspo"]).loss == Gspo(), "its clip range is of another kind"
 
 
 def test_saved_settings_with_an_unknown_key_are_refused() -> None:

@@ -8,9 +8,11 @@ Exit status: 0 fine; 1 the run failed; 2 bad input; 130 stopped by Ctrl-C or SIG
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,8 +34,8 @@ Trains a model. The settings are those of RECIPE (`ngu recipes` lists them), cha
 
   ngu train RECIPE --out DIR         put the run into DIR instead of the first free runs/RECIPE-N
   ngu train RECIPE --config FILE     a TOML file: [learner], below it lr = 1e-6, and so on
-  ngu train RECIPE --strategy NAME   ngu, fixed (GRPO with fixed K) or dapo (dynamic sampling);
-                                     with --help, lists the settings of that strategy
+  ngu train RECIPE --strategy NAME   another sampling strategy, and --loss NAME another loss;
+                                     with --help, lists the settings of that one
   ngu train --resume DIR             go on with a run that was stopped
 """
 
@@ -57,6 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="a pair of runs each (default: 0)"
     )
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
+    commands_known = ("train", *commands.choices)
+    if words and not words[0].startswith("-") and words[0] not in commands_known:
+        near = get_close_matches(words[0], commands_known, n=1)
+        _complain(
+            f'there is no command "{words[0]}": ' + (f"did you mean {near[0]}?" if near else "ngu --help lists them")
+        )
+        return BAD_INPUT
     options = parser.parse_args(words)
     if options.command == "recipes":
         from rich.console import Console
@@ -154,19 +163,28 @@ def _print_train_help(words: list[str]) -> None:
     """Every setting as a flag, with the values of the recipe that is named. Raises ConfigError."""
     import tyro
 
-    from nevergiveup.config import resolve
+    from nevergiveup.config import CHOICES, resolve
     from nevergiveup.settings import Settings
 
     recipe, config, _, _ = _split_off(words)
+    choices = (
+        f"\n{section}:\n" + "\n".join(f"  {name:14} {_first_sentence(cls)}" for name, cls in variants.items())
+        for section, variants in CHOICES.items()
+    )
     settings = resolve(recipe, Path(config) if config else None, words) if recipe else Settings()
     tyro.cli(
         Settings,
         default=settings,
         prog=f"ngu train {recipe or 'RECIPE'}",
-        description=TRAIN_HELP,
+        description="\n".join((TRAIN_HELP, *choices)),
         config=(tyro.conf.AvoidSubcommands,),
         args=["--help"],
     )
+
+
+def _first_sentence(cls: type) -> str:
+    text = re.sub(r" \([^)]*arXiv[^)]*\)", "", " ".join((cls.__doc__ or "").split()))
+    return text.split(". ")[0].removesuffix(".")
 
 
 def _run(settings: Settings, out: Path, resume: bool) -> int:

@@ -375,9 +375,10 @@ def _refusal(key: str, item: _Given, chosen: Mapping[str, str]) -> ConfigError:
     if owners := [owner for owner in CHOICES.get(section, ()) if key in _keys_of(section, owner)]:
         choose = f"--{section} {owners[0]}" if is_flag else f'{section}.name = "{owners[0]}"'
         names = " and ".join(f'"{owner}"' for owner in owners)
-        return ConfigError(
-            f'{start} belongs to {section} {names}, but this run has "{chosen[section]}": set {choose}, or leave {name} out'
-        )
+        here = f'this run has "{chosen[section]}"'
+        if name in ("p", "max_attempts"):
+            here = f'"{chosen[section]}" asks no prompt again'
+        return ConfigError(f"{start} belongs to {section} {names}, but {here}: set {choose}, or leave {name} out")
     what = f"there is no flag --{key}" if is_flag else f'there is no key "{key}"'
     for spelling in (name, name.lower()):
         if spelling in NOT_OFFERED:

@@ -186,8 +186,8 @@ class Settings:
         first = self.strategy.open(Prompt(""))
         if self.max_completions is not None and self.max_completions < first:
             raise ValueError(
-                f"max_completions = {self.max_completions} is below the {first} completions that the strategy asks for at "
-                "first: not even one prompt could be tried; raise it"
+                f"max_completions = {self.max_completions} is below the {first} that strategy {self.strategy.name} asks "
+                "for at first: not even one prompt could be tried; raise it"
             )
         if s.overlong_buffer is not None and not 1 <= s.overlong_buffer < s.max_new_tokens:
             raise ValueError(

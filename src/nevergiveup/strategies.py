@@ -501,7 +501,7 @@ class ReinforceAdaOnline:
 @dataclass(frozen=True, slots=True)
 class GvmRaft:
     """GVM-RAFT (arXiv 2505.02391): a probe of each prompt, then a budget shared out in proportion to
-    G / sqrt(p + alpha / p^(beta - 1)), where p is the pass rate of the probe and G the mean gradient norm of its right
+    G / sqrt(p + penalty / p^(power - 1)), where p is the pass rate of the probe and G the mean gradient norm of its right
     attempts; nothing for p = 0 or G = 0. G comes from the learner; without one the shares follow p alone."""
 
     name: ClassVar[str] = "gvm-raft"
@@ -513,10 +513,10 @@ class GvmRaft:
     """Completions after it, a prompt on average."""
     block: int = 16
     """Prompts that share a budget."""
-    alpha: float = 1e-3
-    """Strength of the penalty on rarely solved prompts."""
-    beta: float = 2.0
-    """Its power."""
+    penalty: float = 1e-3
+    """alpha: strength of the penalty on rarely solved prompts."""
+    power: float = 2.0
+    """beta: its power."""
     weights: Literal["raft", "centred"] = "raft"
     """raft: right attempts weigh 1, others 0. centred: r - mean."""
     window: int | None = 4
@@ -527,8 +527,10 @@ class GvmRaft:
         _check_least("budget", self.budget, 1)
         _check_least("block", self.block, 1)
         _check_window(self.window)
-        if not self.alpha >= 0 or not self.beta >= 1:
-            raise ValueError(f"alpha = {self.alpha} must be at least 0, and beta = {self.beta} at least 1")
+        if not self.penalty >= 0:
+            raise ValueError(f"penalty = {self.penalty} (alpha) must be at least 0, usually 0.001")
+        if not self.power >= 1:
+            raise ValueError(f"power = {self.power} (beta) must be at least 1, usually 2")
 
     def open(self, prompt: Prompt) -> int:
         return self.probe
@@ -555,7 +557,7 @@ class GvmRaft:
     def _share(self, one: Waiting) -> float:
         p = 0.0 if one.group is None else _pass_rate(one.group)
         norm = 1.0 if one.gradient_norm is None else one.gradient_norm
-        return norm / sqrt(p + self.alpha / p ** (self.beta - 1)) if p > 0 else 0.0
+        return norm / sqrt(p + self.penalty / p ** (self.power - 1)) if p > 0 else 0.0
 
     def weigh(self, group: Group) -> Weights:
         if self.weights == "centred":

@@ -435,7 +435,7 @@ class _Origin:
 
 @dataclass(eq=False, slots=True)
 class _Sequence:
-    """A completion that has begun. token, logprob, top_ids, top_logprobs: its first; origin: of its prompt, until it has a slot."""
+    """A completion that has begun. token, logprob and the tops: its first; origin: of its prompt, until it has a slot."""
 
     request: _Request
     index: int
