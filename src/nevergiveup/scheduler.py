@@ -247,16 +247,19 @@ class Scheduler:
     def _refill(self) -> None:
         if self._is_restoring():
             return
+        self._open_chains()
+        while self._waiting and self._allocate():
+            self._open_chains()  # in the place of chains that were closed
+
+    def _open_chains(self) -> None:
         while len(self._live) + self._n_training < self.max_pending and not self._over_budget(0):
             row = self._next_row()
             if row is None:
-                break
+                return
             chain = _Chain(row, self.epoch, self.strategy.open(self.prompts[row]))
             self.ledger.chains["opened"] += 1
             self._live[row] = chain
             (self._queue if chain.draws else self._waiting).append(chain)
-        if self._waiting:
-            self._allocate()
 
     def _is_restoring(self) -> bool:
         """Whether what was in flight when the checkpoint was taken still has to go out again: before anything else does."""
@@ -269,25 +272,27 @@ class Scheduler:
         """Of all ready groups, in what batches are cut by: groups, or completions."""
         return len(self._ready) if self.n_completions is None else sum(chain.size for chain in self._ready)
 
-    def _allocate(self) -> None:
-        """Decides waiting chains, as many at once as are due."""
+    def _allocate(self) -> bool:
+        """Decides the waiting chains that are due; False when none are."""
         allocator = self._allocator
         assert allocator is not None
-        while n := self._n_measured() if self._measures_norms else self._n_due():
-            chains = [self._waiting.popleft() for _ in range(n)]
-            for chain in chains:
-                self._prune(chain)
-            waiting = [
-                Waiting(
-                    self.prompts[chain.row],
-                    self._group(chain, chain.best) if chain.tried else None,
-                    self._memory.get(chain.row),
-                    chain.gradient_norm,
-                )
-                for chain in chains
-            ]
+        n = self._n_measured() if self._measures_norms else self._n_due()
+        chains = [self._waiting.popleft() for _ in range(n)]
+        for chain in chains:
+            self._prune(chain)
+        waiting = [
+            Waiting(
+                self.prompts[chain.row],
+                self._group(chain, chain.best) if chain.tried else None,
+                self._memory.get(chain.row),
+                chain.gradient_norm,
+            )
+            for chain in chains
+        ]
+        if chains:
             for chain, decision in zip(chains, allocator.allocate(waiting), strict=True):
                 self._plan(chain, decision)
+        return bool(chains)
 
     def _n_due(self) -> int:
         """How many waiting chains are to be decided together now: a block, or all when nothing else can move."""

@@ -231,7 +231,8 @@ class NeverGiveUp:
                 _rewards(group), group.tried, group.total, mode=self.anchor, divide_by=self.divide_by
             )  # fmt: skip
             return _focused(weights, group, self.gamma)
-        if self.virtual_max and group.fresh and group.fresh[0].reward == group.best_before:
+        best = group.best_before
+        if self.virtual_max and group.fresh and group.fresh[0].reward == best != group.prompt.max_reward:
             # Given up: nothing better was ever drawn. Else a success went stale, which is no failure of the others.
             return _focused(virtual_maximum(_rewards(group), group.prompt.max_reward), group, self.gamma)
         return (None,) * len(group.fresh)
