@@ -342,15 +342,32 @@ def test_normalizations_by_hand() -> None:
         assert step(learner, batch)["loss"] == pytest.approx(loss, abs=1e-5), normalize
 
 
-@pytest.mark.parametrize(("normalize", "n"), [("token", 25), ("sequence", 5), ("constant", 5 * 8)])
-def test_masked_truncations_leave_every_average(normalize: Normalize, n: int) -> None:
-    """C33: 30 tokens, 5 of them in a truncated completion: the average is over 25 tokens, or 5 of 6 completions."""
+@pytest.mark.parametrize(
+    ("normalize", "expected"), [("token", 25 / 25), ("sequence", 5 / 5), ("constant", 25 / (5 * 8)), ("group", 2 / 2)]
+)
+def test_masked_truncations_leave_every_average(normalize: Normalize, expected: float) -> None:
+    """C33: 30 tokens, 5 of them in a truncated completion with a group of its own: the average is over 25 tokens, 5 of 6
+    completions, 2 of 3 groups."""
     rows = [(make_completion([4] * 5, finish="length" if i == 0 else "stop"), 1.0) for i in range(6)]
     model = make_model().eval()
-    batch = on_policy(model, make_batch([([1], rows)]))
+    batch = on_policy(model, make_batch([([1], rows[:1]), ([1], rows[1:3]), ([1], rows[3:])]))
     learner = TorchLearner(model, lr=0.0, truncated="mask", normalize=normalize, max_new_tokens=8)
-    sums = {"token": 25.0, "sequence": 5.0, "constant": 25.0}
-    assert step(learner, batch)["loss"] == pytest.approx(-sums[normalize] / n, abs=1e-5)
+    metrics = step(learner, batch)
+    assert (metrics["n_tokens"], metrics["n_completions"]) == (25, 5)
+    assert metrics["loss"] == pytest.approx(-expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kl_to_the_present_weights_adds_nothing(dtype: torch.dtype) -> None:
+    """Also when both come in half precision: the policy is widened, and the reference with it."""
+    outcomes = []
+    for kl in ({}, {"kl_beta": 10.0, "reference": make_model().to(dtype)}):
+        model = make_model().to(dtype)
+        outcomes.append(step_and_gradient(TorchLearner(model, **kl), model, random_batch(5)))
+    (metrics, plain), (with_metrics, with_kl) = outcomes
+    assert with_metrics["kl_reference"] == 0.0
+    assert with_metrics["loss"] == pytest.approx(metrics["loss"], abs=1e-6)
+    assert_same_gradient(with_kl, plain, 1e-6)
 
 
 def test_kl_starts_at_zero_and_pulls_back() -> None:
@@ -390,24 +407,50 @@ def test_masked_share_counts_ratios_outside_the_mask() -> None:
     assert metrics["loss"] == pytest.approx(-3 / 4, abs=1e-5)
 
 
+def test_gspo_counts_clipped_completions() -> None:
+    """Two of three completions have a ratio out of range, one of these with a single usable token of four."""
+    model = make_model()
+    rows = [(make_completion([4, 6, 7, 2]), 1.0), (make_completion([5, 2]), -1.0), (make_completion([8] * 9), 1.0)]
+    batch = on_policy(model, make_batch([([1], rows)]))
+    attempts = list(batch.groups[0].attempts)
+    for i, logprobs in enumerate([lambda old: (old[0] - 1.0, *[math.nan] * 3), lambda old: (old[0] + 1.0, old[1])]):
+        own = attempts[i].completion
+        assert own is not None
+        attempts[i] = replace(attempts[i], completion=replace(own, logprobs=logprobs(own.logprobs)))
+    batch = replace(batch, groups=(replace(batch.groups[0], attempts=tuple(attempts)),))
+    for budget in (1, 100_000):
+        metrics = step(TorchLearner(model, lr=0.0, loss=Gspo(), micro_batch_tokens=budget), batch)
+        assert metrics["clip_fraction_high"] == pytest.approx(1 / 3)
+        assert metrics["clip_fraction_low"] == pytest.approx(1 / 3)
+        assert metrics["clip_fraction"] == pytest.approx(2 / 3)
+
+
+def with_top(batch: Batch, n: int = 2) -> Batch:
+    """The batch with n of the sampler's most likely tokens at each place."""
+
+    def add(attempt: Attempt) -> Attempt:
+        own = attempt.completion
+        assert own is not None
+        ids = tuple(tuple((token + i) % VOCABULARY for i in range(n)) for token in own.tokens)
+        logprobs = tuple((logprob, *[math.log(0.01)] * (n - 1)) for logprob in own.logprobs)
+        return replace(attempt, completion=replace(own, top_ids=ids, top_logprobs=logprobs))
+
+    return replace(batch, groups=tuple(replace(g, attempts=tuple(map(add, g.attempts))) for g in batch.groups))
+
+
 def test_score_centering_needs_the_top_tokens_and_uses_them() -> None:
     batch = random_batch(6)
-    with pytest.raises(ValueError, match=r"learner\.score_centering"):
+    with pytest.raises(ValueError, match=r"prompt 0: .*learner\.score_centering"):
         step(TorchLearner(make_model(), score_centering=True), batch)
+    two, three = with_top(batch).groups, with_top(batch, 3).groups
+    with pytest.raises(ValueError, match=r"learner\.score_centering: .* 2 to 3 of the sampler's"):
+        step(TorchLearner(make_model(), score_centering=True), replace(batch, groups=two[:2] + three[2:]))
 
-    def with_top(attempt: Attempt) -> Attempt:
-        completion = attempt.completion
-        assert completion is not None
-        ids = tuple((token, (token + 1) % VOCABULARY) for token in completion.tokens)
-        logprobs = tuple((logprob, math.log(0.01)) for logprob in completion.logprobs)
-        return replace(attempt, completion=replace(completion, top_ids=ids, top_logprobs=logprobs))
-
-    groups = tuple(replace(group, attempts=tuple(map(with_top, group.attempts))) for group in batch.groups)
     seen = []
     for budget in (1, 40, 100_000):
         model = make_model()
         learner = TorchLearner(model, loss=Reinforce(1.0), score_centering=True, micro_batch_tokens=budget)
-        seen.append(step_and_gradient(learner, model, replace(batch, groups=groups))[1])
+        seen.append(step_and_gradient(learner, model, with_top(batch))[1])
     model = make_model()
     plain = step_and_gradient(TorchLearner(model, loss=Reinforce(1.0)), model, batch)[1]
     assert_same_gradient(seen[0], seen[1], 1e-6)
@@ -415,7 +458,35 @@ def test_score_centering_needs_the_top_tokens_and_uses_them() -> None:
     assert any((seen[0][name] - plain[name]).abs().max() > 1e-4 for name in plain)
 
 
-def test_gradient_norms() -> None:
+@pytest.mark.parametrize("loss", [Clipped(), Clipped(dual_clip=3.0), Reinforce(), Cispo()], ids=str)
+def test_unusable_sampler_logprobs_are_neutral_under_score_centering(loss: Loss) -> None:
+    """As if the present policy had sampled there: the plain gradient, without a correction."""
+    model = make_model().double().eval()
+    plain = on_policy(model, random_batch(6))
+    usable = step_and_gradient(TorchLearner(model, lr=0.0, loss=loss), model, plain)[1]
+
+    def spoil(attempt: Attempt, *, head: bool) -> Attempt:
+        own = attempt.completion
+        assert own is not None
+        assert own.top_logprobs is not None
+        nothing = tuple((math.nan,) * len(row) for row in own.top_logprobs)
+        completion = replace(
+            own, logprobs=(math.nan,) * len(own.tokens), top_logprobs=nothing if head else own.top_logprobs
+        )
+        return replace(attempt, completion=completion)
+
+    for head in (False, True):
+        groups = tuple(
+            replace(group, attempts=tuple(spoil(attempt, head=head) for attempt in group.attempts))
+            for group in with_top(plain).groups
+        )
+        learner = TorchLearner(model, lr=0.0, loss=loss, score_centering=True)
+        metrics, got = step_and_gradient(learner, model, replace(plain, groups=groups))
+        assert metrics["skipped"] == 0
+        assert_same_gradient(got, usable, 1e-6)
+
+
+def test_gradient_norms(tmp_path: Path) -> None:
     model = make_model().double()
     right, wrong = make_completion([4, 6, 2]), make_completion([7, 2])
     masked = make_completion([5, 9, 2], mask=[True, False, True])
@@ -433,12 +504,21 @@ def test_gradient_norms() -> None:
         return value
 
     learner = TorchLearner(model, temperature=0.7)
+    step(learner, random_batch())  # the optimizer has a state to lose
+    expected = (norm(right) + norm(masked)) / 2
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
     before = {name: p.clone() for name, p in model.named_parameters()}
+    learner.save(tmp_path / "before")
     groups = [group(Attempt(1, 0, right), Attempt(0, 0, wrong), Attempt(1, 0, masked)), group(Attempt(0, 0, wrong))]
     norms = asyncio.run(learner.gradient_norms(groups))
-    assert norms == [pytest.approx((norm(right) + norm(masked)) / 2, rel=1e-6), 0.0]
-    assert learner.version == 0
-    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+    assert norms == [pytest.approx(expected, rel=1e-6), 0.0]
+    assert learner.version == 1
+    assert all(torch.equal(before[name], p) and (p.grad == 1).all() for name, p in model.named_parameters())
+    learner.save(tmp_path / "after")
+    moments = [load_file(tmp_path / name / "optimizer.safetensors") for name in ("before", "after")]
+    assert moments[0].keys() == moments[1].keys() != set()
+    assert all(torch.equal(moments[0][name], moments[1][name]) for name in moments[0])
 
 
 def test_training_makes_rewarded_completions_likelier() -> None:
@@ -846,6 +926,13 @@ def test_export_holds_the_tokenizer(tmp_path: Path) -> None:
 def test_bad_settings_are_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         TorchLearner(make_model(), **setting)
+
+
+def test_the_model_is_no_reference_for_itself() -> None:
+    model = make_model()
+    with pytest.raises(ValueError, match="reference"):
+        TorchLearner(model, kl_beta=0.1, reference=model)
+    assert all(p.requires_grad for p in model.parameters())
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 from nevergiveup.learner.losses import (
     MAX_LOG_RATIO,
+    RatioMask,
     TokenLoss,
     gradient_weight,
     kl_k3,
@@ -292,32 +293,91 @@ def scores(p: torch.Tensor) -> torch.Tensor:
 
 
 def centred_gradient(
-    loss: Loss, p: torch.Tensor, q: torch.Tensor, token: int, advantage: float, n_top: int
+    loss: Loss, p: torch.Tensor, q: torch.Tensor, token: int, advantage: float, n_top: int, mask: RatioMask = None
 ) -> torch.Tensor:
     """Gradient in the logits of the loss of one token that was drawn from q, score centering included."""
     logits = p.log().clone().requires_grad_()
     top = q.topk(n_top).indices
     logprobs = token_logprobs(logits.unsqueeze(0), torch.cat((torch.tensor([token]), top)).unsqueeze(0))
     advantages_N = torch.tensor([advantage], dtype=torch.float64)
-    plain = policy_loss(loss, logprobs[:, 0], q[token].log().unsqueeze(0), advantages_N).loss_N
-    more = score_centering(loss, logprobs[:, 1:], q[top].log().unsqueeze(0), advantages_N)
+    plain = policy_loss(loss, logprobs[:, 0], q[token].log().unsqueeze(0), advantages_N, ratio_mask=mask).loss_N
+    more = score_centering(loss, logprobs[:, 1:], q[top].log().unsqueeze(0), advantages_N, ratio_mask=mask)
     (plain + more).sum().backward()
     return logits.grad
 
 
+@pytest.mark.parametrize("mask", [None, (0.7, 1.5)])
 @pytest.mark.parametrize("advantage", [1.0, -0.5])
 @pytest.mark.parametrize(
     "loss", [Reinforce(1.0), Reinforce(2.0), Cispo(0.1), Clipped(0.2, 0.28, dual_clip=3.0)], ids=str
 )
-def test_the_centred_score_has_mean_zero_under_the_sampler(loss: Loss, advantage: float) -> None:
+def test_the_centred_score_has_mean_zero_under_the_sampler(loss: Loss, advantage: float, mask: RatioMask) -> None:
     torch.manual_seed(0)
     p, q = torch.randn(9, dtype=torch.float64).softmax(0), torch.randn(9, dtype=torch.float64).softmax(0)
     plain = sum(
-        q[v] * gradient_weight(loss, p[v] / q[v], torch.tensor(advantage)) * scores(p)[v] for v in range(9)
+        q[v] * gradient_weight(loss, p[v] / q[v], torch.tensor(advantage), mask) * scores(p)[v] for v in range(9)
     )  # fmt: skip
     assert plain.abs().max() > 1e-3, "there is nothing to centre"
-    mean = sum(q[v] * centred_gradient(loss, p, q, v, advantage, n_top=9) for v in range(9))
+    mean = sum(q[v] * centred_gradient(loss, p, q, v, advantage, n_top=9, mask=mask) for v in range(9))
     assert mean.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("mask", [None, (0.7, 1.5)])
+@pytest.mark.parametrize("loss", [loss for loss in EVERY_LOSS if not isinstance(loss, Gspo)], ids=str)
+def test_score_centering_and_its_gradient_equal_the_formula(loss: Loss, mask: RatioMask) -> None:
+    """Heads that hold 20 to 90 % of the sampler, tails with a from .3 to 4: A sum_H sg(q f - a f(1/a) p) log p."""
+    rng = random.Random(5)
+
+    def head(mass: float) -> list[float]:
+        parts = [rng.uniform(0.2, 1.0) for _ in range(3)]
+        return [mass * part / sum(parts) for part in parts]
+
+    p, q = ([head(rng.uniform(0.2, 0.9)) for _ in range(40)] for _ in range(2))
+    advantages = [rng.choice([-1.5, 0.75]) for _ in p]
+
+    def weight(ratio: float, advantage: float) -> float:
+        return 0.0 if mask is not None and not mask[0] <= ratio <= mask[1] else weight_of(loss, ratio, advantage)
+
+    coefficients = []
+    for p_H, q_H, advantage in zip(p, q, advantages, strict=True):
+        a = (1 - sum(q_H)) / (1 - sum(p_H))
+        tail = a * weight(1 / a, advantage)
+        coefficients.append([
+            advantage * (q_v * weight(p_v / q_v, advantage) - tail * p_v) for p_v, q_v in zip(p_H, q_H, strict=True)
+        ])  # fmt: skip
+
+    def value(i: int, p_H: list[float]) -> float:
+        """With the stopped gradients frozen."""
+        return sum(c * math.log(p_v) for c, p_v in zip(coefficients[i], p_H, strict=True))
+
+    logprobs = torch.tensor(p, dtype=torch.float64).log().requires_grad_()
+    got = score_centering(
+        loss, logprobs, torch.tensor(q, dtype=torch.float64).log(), torch.tensor(advantages, dtype=torch.float64),
+        ratio_mask=mask,
+    )  # fmt: skip
+    assert got.tolist() == pytest.approx([value(i, p_H) for i, p_H in enumerate(p)], abs=1e-12)
+    got.sum().backward()
+    h = 1e-6
+    for i, p_H in enumerate(p):
+        for v in range(3):
+            up, down = p_H[:], p_H[:]
+            up[v] *= math.exp(h)
+            down[v] *= math.exp(-h)
+            assert logprobs.grad[i, v].item() == pytest.approx((value(i, up) - value(i, down)) / (2 * h), abs=1e-8)
+
+
+@pytest.mark.parametrize("unusable", [math.nan, math.inf])
+def test_an_unusable_head_gets_no_correction(unusable: float) -> None:
+    """And -inf is a probability of 0, not an unusable one."""
+    logprobs = torch.tensor([[0.6, 0.3], [0.6, 0.3], [0.6, 0.3]], dtype=torch.float64).log().requires_grad_()
+    sampler = torch.tensor([[0.5, 0.2], [0.5, 0.2], [0.5, 0.0]], dtype=torch.float64).log()
+    sampler[1, 0] = unusable
+    more = score_centering(Reinforce(1.0), logprobs, sampler, torch.tensor([-1.0, -1.0, -1.0]))
+    more.sum().backward()
+    # the weights of the head are 1; in the tail a is 3, then 5, and f(1/a) = 1/a, so that a f = 1: A (q - p)
+    expected = [[0.1, 0.1], [0.0, 0.0], [0.1, 0.3]]
+    for got, row in zip(logprobs.grad.tolist(), expected, strict=True):
+        assert got == pytest.approx(row, abs=1e-12)
 
 
 def test_score_centering_numbers() -> None:

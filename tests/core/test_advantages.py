@@ -11,7 +11,15 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import assume, given
 
-from nevergiveup.advantages import STD_EPS, anchored, centred, shift_reaches_max
+from nevergiveup.advantages import (
+    STD_EPS,
+    anchored,
+    centred,
+    focal,
+    leave_one_out,
+    shift_reaches_max,
+    virtual_maximum,
+)
 from nevergiveup.types import exact
 
 F = Fraction
@@ -153,3 +161,97 @@ def test_anchored_refuses_a_group_without_contrast(rewards: list[int]) -> None:
         anchored(rewards, 10, 3)
     with pytest.raises(ValueError, match="need contrast"):
         shift_reaches_max(rewards, 10, 3)
+
+
+# --------------------------------------------------------------------------------------------- modes
+
+
+@pytest.mark.parametrize(
+    ("rewards", "scaled"),
+    [
+        ([".8", ".9", "1"], [-0.42, -0.48, 0.9]),  # the order is turned round
+        (["0", ".2", "1"], [-0.1, 0.1, 0.9]),  # nothing to scale: left as it is
+        (["0", ".2001", "1"], [900, -900.9, 0.9]),  # explodes
+    ],
+)
+def test_scale_is_as_published(rewards: list[str], scaled: list[float]) -> None:
+    """Oracle 6.3, b = .1."""
+    assert anchored([F(reward) for reward in rewards], 10, 1, mode="scale") == pytest.approx(scaled, rel=1e-12)
+
+
+@given(binary_groups, st.integers(0, 300))
+def test_scale_is_shift_for_binary_rewards(rewards: list[int], n_stale_failures: int) -> None:
+    """Oracle 5.2."""
+    tried, n_right = len(rewards) + n_stale_failures, sum(rewards)
+    shifted = anchored(rewards, tried, n_right)
+    assert anchored(rewards, tried, n_right, mode="scale") == pytest.approx(shifted, rel=1e-12)
+
+
+@given(graded_groups, st.lists(graded_rewards, max_size=30))
+def test_recompute_and_none_equal_their_formulas(rewards: list[F], stale: list[F]) -> None:
+    tried, total = len(rewards) + len(stale), sum(rewards) + sum(stale)
+    b = F(total) / tried
+    assert anchored(rewards, tried, total, mode="recompute") == centred(rewards)
+    assert anchored(rewards, tried, total, mode="none") == tuple(float(reward - b) for reward in rewards)
+    if not stale:
+        for mode in ("shift", "scale", "recompute", "none"):
+            assert anchored(rewards, tried, total, mode=mode) == pytest.approx(centred(rewards), abs=1e-9)
+
+
+@given(graded_groups, st.lists(graded_rewards, max_size=30))
+def test_downsample_keeps_as_many_of_each_and_sums_to_zero(rewards: list[F], stale: list[F]) -> None:
+    tried, total = len(rewards) + len(stale), sum(rewards) + sum(stale)
+    weights = anchored(rewards, tried, total, mode="downsample")
+    top = max(rewards)
+    n_top, n_other = rewards.count(top), len(rewards) - rewards.count(top)
+    kept = [i for i, weight in enumerate(weights) if weight is not None]
+    others = [i for i, reward in enumerate(rewards) if reward != top]
+    assert [i for i in kept if rewards[i] == top] == [i for i, reward in enumerate(rewards) if reward == top]
+    assert [i for i in kept if rewards[i] != top] == others[-min(n_top, n_other) :]
+    assert sum(weight for weight in weights if weight is not None) == pytest.approx(0, abs=1e-12 * len(rewards))
+
+
+def test_downsample_of_one_success() -> None:
+    assert anchored([0, 0, 1, 0, 0], 10, 1, mode="downsample") == (None, None, 0.9, None, -0.9)
+
+
+@given(graded_groups, st.lists(graded_rewards, max_size=10))
+def test_divisors(rewards: list[F], stale: list[F]) -> None:
+    tried, total = len(rewards) + len(stale), sum(rewards) + sum(stale)
+    plain = anchored(rewards, tried, total)
+    mean = sum(rewards) / F(len(rewards))
+    squares = sum((reward - mean) ** 2 for reward in rewards)
+    divisors = {
+        "std": sqrt(squares / len(rewards)) + STD_EPS,
+        "sample_std": sqrt(squares / (len(rewards) - 1)) + STD_EPS,
+    }
+    if total:
+        divisors["baseline"] = float(F(total) / tried)
+    for name, divisor in divisors.items():
+        got = anchored(rewards, tried, total, divide_by=name)  # type: ignore[arg-type]
+        assert got == pytest.approx([weight / divisor for weight in plain if weight is not None], rel=1e-9)
+
+
+@given(graded_groups)
+def test_leave_one_out_is_against_the_mean_of_the_others(rewards: list[F]) -> None:
+    n, total = len(rewards), sum(rewards)
+    assert leave_one_out(rewards) == tuple(float(r - (total - r) / F(n - 1)) for r in rewards)
+
+
+def test_leave_one_out_of_one_is_zero() -> None:
+    assert leave_one_out([1]) == (0.0,)
+    assert leave_one_out([]) == ()
+
+
+@given(st.lists(graded_rewards, min_size=1, max_size=12))
+def test_virtual_maximum_is_a_group_with_one_more(rewards: list[F]) -> None:
+    more = [*rewards, F(1)]
+    mean = sum(more) / F(len(more))
+    std = sqrt(sum((reward - mean) ** 2 for reward in more) / len(more))
+    expected = [float(reward - mean) / std for reward in rewards] if std else [0.0] * len(rewards)
+    assert virtual_maximum(rewards, 1) == pytest.approx(expected, abs=1e-9)
+
+
+def test_focal_weight_of_a_penalised_or_perfect_group() -> None:
+    assert focal((0.5, None), 1.0, 0.5) == (0.0, None)
+    assert focal((0.5,), 0.3, 0.0) == (0.5,)

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import product
 from math import ceil, log, sqrt
 from random import Random
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 from driver import attempts
+from hypothesis import given
 
 from nevergiveup.advantages import anchored, centred
-from nevergiveup.strategies import STRATEGIES, DynamicSampling, FixedK, NeverGiveUp, Strategy
-from nevergiveup.types import Group, Prompt, Verdict, exact
+from nevergiveup.strategies import (
+    STRATEGIES,
+    Allocator,
+    DynamicSampling,
+    FixedK,
+    GvmRaft,
+    Knapsack,
+    NeverGiveUp,
+    NoPositiveResampling,
+    ReinforceAda,
+    ReinforceAdaOnline,
+    ReinforceAdaStatic,
+    SpeedRL,
+    Strategy,
+    fill_knapsack,
+    share_out,
+)
+from nevergiveup.types import Decision, Group, Prompt, Verdict, Waiting, exact
 
 SOLVED, TRAIN, RETRY, GIVE_UP = Verdict.SOLVED, Verdict.TRAIN, Verdict.RETRY, Verdict.GIVE_UP
 
@@ -210,3 +229,246 @@ def test_baseline_is_exact_and_of_the_whole_chain() -> None:
     assert state.baseline == (4 * Fraction(0.1) + Fraction(2, 3)) / 6
     assert not state.has_contrast
     assert not group([1], n_fresh=0).has_contrast
+
+
+# ------------------------------------------------------------------------------------ NGU's options
+
+
+@pytest.mark.parametrize(
+    ("rounds", "n_fresh", "better", "above_mean", "varied"),
+    [
+        ([[0.5] * 4, [0.3] * 4], None, RETRY, TRAIN, TRAIN),  # oracle 6.6, first vector
+        ([[0.5] * 4, [0, 0, 0, 0.5]], None, RETRY, TRAIN, TRAIN),  # second vector: strict retries, different accepts
+        ([[0.5] * 4, [0.5] * 4], None, RETRY, RETRY, RETRY),
+        ([[0.0] * 12, [0.5] * 4], 4, RETRY, RETRY, RETRY),  # C23b: all old ones stale, n- = 0
+        ([[0, 0, 0, 0], [0, 0, 1, 0]], None, TRAIN, TRAIN, TRAIN),
+        ([[0, 0, 0, 0], [0, 0, 0, 0]], None, RETRY, RETRY, RETRY),
+        ([[1, 0, 0, 0]], None, TRAIN, TRAIN, TRAIN),
+        ([[0, 0, 0, 0], [1, 1, 1, 1]], 4, SOLVED, SOLVED, SOLVED),  # C23a
+        ([[0, 0, 0, 0], [1, 1, 1, 1]], 5, TRAIN, TRAIN, TRAIN),
+    ],
+)
+def test_accept_rules(rounds: Any, n_fresh: Any, better: Verdict, above_mean: Verdict, varied: Verdict) -> None:
+    state = group(*rounds, n_fresh=n_fresh)
+    assert verdict(NeverGiveUp(), state) == better
+    assert verdict(NeverGiveUp(accept="above_mean"), state) == above_mean
+    assert verdict(NeverGiveUp(accept="varied"), state) == varied
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=4, max_size=4), min_size=1, max_size=4))
+def test_accept_rules_agree_on_binary_rewards(rounds: list[list[int]]) -> None:
+    """As long as the chain goes on as chains do: earlier rounds of the same reward throughout, all wrong."""
+    state = group(*[[0, 0, 0, 0] for _ in rounds[:-1]], rounds[-1])
+    verdicts = {verdict(NeverGiveUp(accept=accept), state) for accept in ("better", "above_mean", "varied")}  # type: ignore[arg-type]
+    assert len(verdicts) == 1
+
+
+def test_virtual_maximum_trains_what_is_given_up() -> None:
+    ngu = NeverGiveUp(p=0.5, virtual_max=True)
+    state = group([0, 0, 0, 0])
+    assert verdict(ngu, state, u=0.4) == RETRY
+    assert verdict(ngu, state, u=0.6) == TRAIN
+    at_weigh = group([0, 0, 0, 0], [0] * 4)  # best_before is then the chain's best
+    assert ngu.weigh(at_weigh) == pytest.approx([-1 / sqrt(8)] * 8)
+    assert NeverGiveUp(p=0.5).weigh(at_weigh) == (None,) * 8
+
+
+def test_virtual_maximum_is_not_for_groups_whose_success_went_stale() -> None:
+    ngu = NeverGiveUp(virtual_max=True)
+    assert ngu.weigh(group([1, 0, 0, 0], [0, 0], n_fresh=2)) == (None, None), "the best of the chain is 1"
+    assert ngu.weigh(group([1, 1, 1, 1], [1, 1], n_fresh=2)) == (None, None), "all right: nothing to push away from"
+
+
+def test_modes_and_divisors_reach_the_weights() -> None:
+    state = group([0] * 252, [1, 0, 0, 0], n_fresh=4)
+    for mode in ("shift", "scale", "recompute", "none"):
+        for divide_by in ("nothing", "std", "sample_std", "baseline"):
+            got = NeverGiveUp(anchor=mode, divide_by=divide_by).weigh(state)  # type: ignore[arg-type]
+            assert got == anchored([1, 0, 0, 0], 256, 1, mode=mode, divide_by=divide_by)  # type: ignore[arg-type]
+    assert NeverGiveUp(anchor="downsample").weigh(state) == (1 - 1 / 256, None, None, -(1 - 1 / 256))
+    halved = NeverGiveUp(gamma=1.0).weigh(group([1, 0]))
+    assert halved == (0.25, -0.25), "(1 - b) times .5 and -.5"
+
+
+def test_fallback_of_the_shift_is_told() -> None:
+    """Oracle 6.4."""
+    state = group([0.9] * 17, [0.5, 0.95, 1], n_fresh=3)
+    ngu = NeverGiveUp()
+    assert ngu.falls_back(state)
+    assert ngu.weigh(state) == centred([exact(0.5), exact(0.95), 1])
+    assert not ngu.falls_back(group([0] * 20, [1, 0]))
+    assert not NeverGiveUp(anchor="none").falls_back(state)
+
+
+# ------------------------------------------------------------------------------- one prompt at a time
+
+
+@pytest.mark.parametrize(
+    ("threshold", "rewards", "expected"),
+    [
+        (1.0, [1] * 16, Decision(SOLVED, retire=True)),
+        (1.0, [1] * 15 + [0], Decision(TRAIN)),
+        (0.875, [1] * 14 + [0] * 2, Decision(TRAIN, retire=True)),
+        (0.875, [1] * 13 + [0] * 3, Decision(TRAIN)),
+        (1.0, [0] * 16, Decision(GIVE_UP)),
+    ],
+)
+def test_no_positive_resampling_retires(threshold: float, rewards: list[int], expected: Decision) -> None:
+    assert NoPositiveResampling(16, threshold).judge(group(rewards), Coin(0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "rounds", "expected"),
+    [
+        ("positive", [[0] * 8], RETRY),
+        ("positive", [[0] * 8, [0] * 7 + [1]], TRAIN),
+        ("positive", [[0] * 8] * 4, GIVE_UP),
+        ("positive", [[1] * 8], SOLVED),
+        ("balanced", [[0] * 7 + [1]], RETRY),
+        ("balanced", [[0] * 6 + [1] * 2], TRAIN),
+        ("balanced", [[1] * 7 + [0]], RETRY),
+        ("balanced", [[1] * 8], RETRY),
+        ("balanced", [[1] * 8] * 4, SOLVED),
+        ("balanced", [[0] * 7 + [1], [0] * 8, [0] * 8, [0] * 8], TRAIN),
+    ],
+)
+def test_reinforce_ada_stops(mode: Any, rounds: list[list[int]], expected: Verdict) -> None:
+    assert verdict(ReinforceAda(mode), group(*rounds)) == expected
+
+
+@pytest.mark.parametrize(
+    ("rewards", "kept"),
+    [
+        ([0, 1, 0, 1, 0, 1, 0, 0], {3, 5, 6, 7}),  # half right, half wrong, the newest
+        ([0, 1, 0, 0, 0, 0, 0, 0], {1, 5, 6, 7}),  # one right: filled up with wrong ones
+        ([1, 1, 1, 1, 1, 1, 0, 1], {4, 5, 6, 7}),
+        ([1, 0], {0, 1}),
+    ],
+)
+def test_reinforce_ada_keeps_half_of_each(rewards: list[int], kept: set[int]) -> None:
+    weights = ReinforceAda().weigh(group(rewards))
+    assert {i for i, weight in enumerate(weights) if weight is not None} == kept
+    b = sum(rewards) / len(rewards)
+    assert [weights[i] for i in sorted(kept)] == pytest.approx([rewards[i] - b for i in sorted(kept)])
+
+
+def test_reinforce_ada_takes_its_mean_over_all_draws() -> None:
+    weights = ReinforceAda().weigh(group([0] * 24, [1, 0, 0, 0, 0, 0, 0, 0], n_fresh=8))
+    assert [weight for weight in weights if weight is not None] == [31 / 32, -1 / 32, -1 / 32, -1 / 32]
+
+
+def test_speed_asks_on_where_the_first_few_differ() -> None:
+    speed = SpeedRL(n_init=4, n_cont=12)
+    assert speed.judge(group([1, 0, 0, 0]), Coin(0)) == Decision(RETRY, 12)
+    assert verdict(speed, group([0] * 4)) == GIVE_UP
+    assert verdict(speed, group([1] * 4)) == SOLVED
+    assert verdict(speed, group([1, 0, 0, 0], [0] * 12)) == TRAIN
+    assert speed.weigh(group([1, 0, 0, 0], [0] * 12)) == (0.9375, *[-0.0625] * 15)
+
+
+# ------------------------------------------------------------------------------------------- allocators
+
+
+def waits(memory: Any = None, *rounds: list[Any], norm: float | None = None) -> Waiting:
+    return Waiting(Prompt("p0"), group(*rounds) if rounds else None, memory, norm)
+
+
+@pytest.mark.parametrize(
+    ("n_right", "draws"), [(0, 32), (1, 32), (2, 16), (3, 16), (4, 8), (7, 8), (8, 4), (31, 4), (32, 4)]
+)
+def test_static_estimates(n_right: int, draws: int) -> None:
+    ada = ReinforceAdaStatic()
+    memory = ada.learn(None, Prompt("p0"), [1] * n_right + [0] * (32 - n_right))
+    assert memory == (32, n_right)
+    assert ada.learn(memory, Prompt("p0"), [1] * 4) == memory, "later visits change nothing"
+    assert ada.allocate([waits(), waits(memory)]) == [Decision(RETRY, 32), Decision(RETRY, draws)]
+
+
+def test_online_estimates() -> None:
+    """N ~ 1/sqrt(p + eps): 32 for what is never solved, 4 times fewer at 15 eps more; forgotten by .9 a visit."""
+    ada = ReinforceAdaOnline()
+    memory = ada.learn(None, Prompt("p0"), [1, 0, 0, 0])
+    assert memory == pytest.approx((0.9 + 1, 0.9 + 3))
+    assert ada.learn(memory, Prompt("p0"), [1] * 4) == pytest.approx((0.9 * 1.9 + 4, 0.9 * 3.9))
+    half = ada.learn(None, Prompt("p0", max_reward=12), [6, 6])
+    assert half == pytest.approx((0.9 + 1, 0.9 + 1)), "partial scores count in part"
+    never, rarely, always = (0.0, 1.0), (0.75, 0.25), (1.0, 0.0)
+    assert [d.draws for d in ada.allocate([waits(m) for m in (never, rarely, always)])] == [32, 8, 7]
+    assert ada.allocate([waits()])[0].draws == round(32 * sqrt(0.05 / 0.55))
+    assert ReinforceAdaOnline(k_max=8).allocate([waits(always)])[0].draws == 4
+    weights = ada.weigh(group([1, 0, 0, 0]))
+    assert weights == pytest.approx([0.75 / sqrt(0.3), *[-0.25 / sqrt(0.3)] * 3])
+    assert ada.weigh(group([0, 0])) == (0.0, 0.0)
+
+
+def test_gvm_shares_follow_pass_rates_and_norms() -> None:
+    gvm = GvmRaft(probe=4, budget=100)
+    assert gvm.judge(group([1, 0, 0, 0]), Coin(0)).verdict == Verdict.WAIT
+    probes = [waits(None, [1, 1, 0, 0]), waits(None, [1, 0, 0, 0]), waits(None, [0, 0, 0, 0])]
+    by_p = gvm.allocate(probes)
+    assert sum(decision.draws for decision in by_p) == 300
+    assert by_p[2] == Decision(GIVE_UP)
+    share = [1 / sqrt(p + 1e-3 / p) for p in (0.5, 0.25)]
+    assert by_p[0].draws / 300 == pytest.approx(share[0] / sum(share), abs=1 / 300)
+    measured = [
+        waits(None, [1, 1, 0, 0], norm=1.0),
+        waits(None, [1, 1, 0, 0], norm=3.0),
+        waits(None, [1, 0, 0, 0], norm=0.0),
+    ]
+    decisions = gvm.allocate(measured)
+    assert [decision.draws for decision in decisions] == [75, 225, 0]
+    assert decisions[2] == Decision(TRAIN), "it has a right one, and is trained on as it is"
+
+
+def test_gvm_weights() -> None:
+    state = group([1, 0, 1, 0], [0, 0])
+    assert GvmRaft().weigh(state) == (1.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+    assert GvmRaft(weights="centred").weigh(state) == centred([1, 0, 1, 0, 0, 0])
+    assert GvmRaft().weigh(group([0, 0])) == (None, None)
+    assert verdict(GvmRaft(), group([0] * 8, [0] * 3)) == GIVE_UP
+    assert verdict(GvmRaft(), group([1] * 8, [1] * 3)) == TRAIN
+    assert verdict(GvmRaft(weights="centred"), group([1] * 8, [1] * 3)) == SOLVED
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.integers(0, 500))
+def test_shares_sum_to_the_budget(shares: list[float], total: int) -> None:
+    counts = share_out(total, shares)
+    whole = sum(shares)
+    assert sum(counts) == (total if whole > 0 else 0)
+    for count, share in zip(counts, shares, strict=True):
+        assert whole == 0 or abs(count - total * share / whole) <= 1
+        assert share > 0 or count == 0
+
+
+def value(rates: list[float], counts: Any) -> float:
+    return sum((1 - p**n - (1 - p) ** n) * p * (1 - p) ** 2 for p, n in zip(rates, counts, strict=True))
+
+
+@pytest.mark.parametrize("rates", [[0.5, 0.1, 0.02], [0.3, 0.3, 0.9], [0.01, 0.02, 0.03], [0.0, 0.5, 1.0]])
+def test_the_knapsack_is_filled_best(rates: list[float]) -> None:
+    for total in (6, 9, 16):
+        counts = fill_knapsack(rates, total, 2, 10)
+        assert sum(counts) == total
+        best = max(value(rates, c) for c in product(range(2, 11), repeat=3) if sum(c) == total)
+        assert value(rates, counts) == pytest.approx(best, abs=1e-12)
+    assert fill_knapsack(rates, 1000, 2, 10) == [10, 10, 10]
+
+
+def test_knapsack_gives_most_to_what_is_in_between() -> None:
+    knapsack = Knapsack(budget=8)
+    easy, middle, hopeless = (9.0, 0.1), (2.0, 8.0), (0.01, 9.0)
+    draws = [decision.draws for decision in knapsack.allocate([waits(m) for m in (easy, middle, hopeless)])]
+    assert sum(draws) == 24
+    assert draws[1] == max(draws)
+    assert draws[0] == 2
+
+
+def test_who_is_an_allocator() -> None:
+    allocators = {name for name, cls in STRATEGIES.items() if isinstance(cls(), Allocator)}
+    assert allocators == {"ada-static", "ada-online", "gvm-raft", "knapsack"}
+    assert [name for name in allocators if STRATEGIES[name]().wants_gradient_norms] == ["gvm-raft"]  # type: ignore[union-attr]
+
+
+def test_every_strategy_says_what_it_costs() -> None:
+    for cls in STRATEGIES.values():
+        assert "completions" in cls().cost_in_words()

@@ -10,6 +10,7 @@ Symbols: pi is the policy being trained, mu the one that sampled; rho = pi / mu;
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -18,10 +19,10 @@ from torch import Tensor
 from nevergiveup.objectives import Cispo, Clipped, Gspo, Loss, Reinforce
 
 MAX_LOG_RATIO = 20.0
-"""|log rho| is cut here, far outside any clip range, so that exp never overflows; no gradient beyond it."""
+"""|log rho| is cut here, far outside any clip range, so that exp never overflows; no gradient through rho beyond it."""
 
 RatioMask: TypeAlias = tuple[float, float] | None
-"""IcePop: tokens with rho outside [low, high] get no gradient."""
+"""IcePop: tokens with rho outside [low, high] add nothing to the loss."""
 
 
 class TokenLoss(NamedTuple):
@@ -30,7 +31,7 @@ class TokenLoss(NamedTuple):
     log_ratio_N: log rho, cut to +-MAX_LOG_RATIO; 0 where the sampler's log-probability is unusable.
     known_N: where the sampler's log-probability is a finite number.
     clipped_low_N, clipped_high_N: where the clip range stops or bounds the gradient (rho too low and A < 0; rho too high).
-    masked_N: where the ratio mask stops it.
+    masked_N: where the ratio is outside the ratio mask, so that the token adds nothing.
     """
 
     loss_N: Tensor
@@ -70,7 +71,8 @@ def policy_loss(
     gspo        as grpo with one ratio a completion, exp(mean over its tokens of log rho)
 
     Where the sampler's log-probability is NaN or infinite the ratio is neutral: rho is 1, with the gradient of log pi, as
-    if mu were the present policy.
+    if mu were the present policy. The ratio mask looks at each token's own rho, whatever the loss; under gspo a masked token
+    still counts in the ratio of its completion.
     """
     sampler_logprobs_N = sampler_logprobs_N.to(logprobs_N.dtype)
     advantages_N = advantages_N.to(logprobs_N.dtype)
@@ -125,7 +127,8 @@ def score_centering(
     probabilities, f the weight of the loss; the tail is taken to be q = a p with a = (1 - sum_H q) / (1 - sum_H p), and
     sum over all of p grad log p = 0 turns its part into one over H. Exact importance weights (f = rho) make it vanish.
 
-    top_logprobs_NH: log p, with gradients; top_sampler_logprobs_NH: log q, of the same ids.
+    top_logprobs_NH: log p, with gradients; top_sampler_logprobs_NH: log q, of the same ids. A place where one of these is
+    NaN or +infinite gets no correction, as if q were p.
     """
     advantages_N = advantages_N.to(top_logprobs_NH.dtype)
     q_NH = top_sampler_logprobs_NH.to(top_logprobs_NH.dtype).exp()
@@ -138,7 +141,8 @@ def score_centering(
     # a f(1/a), never above 1 as f never is above rho: a head that holds everything does no harm
     tail_N = tail_q_N / tail_p_N * gradient_weight(loss, tail_ratio_N, advantages_N, ratio_mask)
     tail_N = torch.where(tail_q_N > 0, tail_N.clamp(max=1.0), 0.0)
-    coefficient_NH = head_NH - tail_N.unsqueeze(-1) * p_NH
+    known_N1 = (top_sampler_logprobs_NH < math.inf).all(-1, keepdim=True)
+    coefficient_NH = torch.where(known_N1, head_NH - tail_N.unsqueeze(-1) * p_NH, 0.0)
     return advantages_N * (coefficient_NH * top_logprobs_NH).sum(-1)
 
 

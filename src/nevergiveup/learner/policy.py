@@ -108,10 +108,11 @@ class TorchLearner:
     max_grad_norm: the gradient is scaled down to this L2 norm; `math.inf` turns clipping off.
     loss: which one, with its numbers. normalize: what it is averaged over: "token", all trained tokens of the step;
         "sequence", completions of their means; "constant", completions of their sums over `max_new_tokens`; "group", groups
-        of the means over their tokens.
-    ratio_mask: IcePop, tokens with rho outside of [low, high] get no gradient.
-    score_centering: with the top tokens that come with each completion.
-    kl_beta, reference: weight of the k3 estimate of KL(pi || reference), a frozen model that is not saved along.
+        of the means over their tokens. Only completions and groups with a trained token are counted.
+    ratio_mask: IcePop, tokens with rho outside of [low, high] add nothing to the loss (the paper: 0.5 to 5).
+    score_centering: with the top tokens that come with each completion; not with gspo.
+    kl_beta, reference: weight of the k3 estimate of KL(pi || reference). The reference is a model of its own, is frozen and
+        kept in the precision of `model`, and is not saved along.
     temperature: of sampling; log pi is taken at the same temperature.
     micro_batch_tokens: budget of one forward and backward pass, padding included. A longer completion goes alone. The
         budget changes memory and speed, never the gradient: what a token counts depends on the whole step alone.
@@ -175,6 +176,7 @@ class TorchLearner:
         )
         _check(kl_beta >= 0, "kl_beta", kl_beta, "use a number of at least 0")
         _check((kl_beta > 0) == (reference is not None), "kl_beta", kl_beta, "a reference model goes with kl_beta > 0")
+        _check(reference is not model, "reference", "the model itself", "use a copy: the reference is frozen")
         _check(
             not (score_centering and isinstance(loss, Gspo)),
             "score_centering",
@@ -200,8 +202,9 @@ class TorchLearner:
         self._micro_batch_tokens = micro_batch_tokens
         self._truncated = truncated
 
-        if any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in model.parameters()):
-            nn.Module.float(model)
+        for each in (model,) if reference is None else (model, reference):
+            if any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in each.parameters()):
+                nn.Module.float(each)
         # Checkpointed layers recompute only in training mode.
         model.train(any(getattr(module, "gradient_checkpointing", False) for module in model.modules()))
         self._accelerator = Accelerator()
@@ -233,8 +236,8 @@ class TorchLearner:
         truncated_share: completions cut by the length limit / completions with a weight, masked ones included
         entropy: mean -log pi, an estimate when on-policy
         n_nan_logprobs: tokens whose sampler log-probability is not finite, which all that follows leaves out
-        clip_fraction, clip_fraction_low, clip_fraction_high: share of tokens whose gradient the loss stopped or bounded,
-            because the ratio (gspo: of the whole completion) was too low or too high
+        clip_fraction, clip_fraction_low, clip_fraction_high: share of tokens (gspo: of completions) whose gradient the loss
+            stopped or bounded, because the ratio was too low or too high
         masked_share: of tokens whose ratio is outside the ratio mask (if there is one)
         kl_reference: k3 estimate of KL(pi || reference) (if there is one)
         ratio_mean, ratio_max: rho
@@ -262,7 +265,7 @@ class TorchLearner:
             samples = [sample for sample in samples if sample.weight != 0.0]
         metrics["n_zero_weight"] = metrics["n_completions"] - len(samples)
         micro_batches = list(split(samples, self._micro_batch_tokens))
-        statistics = _Statistics(self._accelerator.device)
+        statistics = _Statistics(self._accelerator.device, by_completion=isinstance(self._loss, Gspo))
         for chunk in micro_batches:
             micro_batch = collate(chunk, self._accelerator.device)
             loss, logprobs_N, kl_N = self._token_loss(micro_batch)
@@ -311,7 +314,7 @@ class TorchLearner:
         )
         loss_N, kl_N = loss.loss_N, torch.zeros_like(logprobs_N.detach())
         if micro_batch.top_sampler_logprobs_NH is not None:
-            loss_N = loss_N + score_centering(
+            loss_N = loss_N + loss.known_N * score_centering(
                 self._loss,
                 logprobs[:, 1:],
                 micro_batch.top_sampler_logprobs_NH,
@@ -319,7 +322,7 @@ class TorchLearner:
                 ratio_mask=self._ratio_mask,
             )
         if self._reference is not None:
-            with torch.no_grad():
+            with torch.no_grad(), self._accelerator.autocast():  # as the forward pass of the prepared model
                 logits_NV = self._logits(self._reference, micro_batch)
                 reference_N = token_logprobs(logits_NV, micro_batch.targets_N, self._temperature)
             with_gradient_N = kl_to_reference(logprobs_N, reference_N)
@@ -333,7 +336,7 @@ class TorchLearner:
         parameters = list(self._trainable.values())
         norms = []
         for group in groups:
-            squares = []
+            of_group = []
             for attempt in group.fresh:
                 sample = (
                     self._sample(group.prompt, attempt, 1.0, 0) if attempt.reward == group.prompt.max_reward else None
@@ -344,8 +347,8 @@ class TorchLearner:
                 logits_NV = self._logits(self._model, micro_batch)
                 logprob = token_logprobs(logits_NV, micro_batch.targets_N, self._temperature).sum()
                 gradients = torch.autograd.grad(logprob, parameters, allow_unused=True)
-                squares.append(sum(g.double().square().sum() for g in gradients if g is not None))
-            norms.append(sum(math.sqrt(float(square)) for square in squares) / len(squares) if squares else 0.0)
+                of_group.append(float(nn.utils.get_total_norm([g for g in gradients if g is not None])))
+            norms.append(sum(of_group) / len(of_group) if of_group else 0.0)
         return norms
 
     async def weights(self) -> dict[str, Tensor]:
@@ -434,6 +437,12 @@ class TorchLearner:
                 n_truncated += is_truncated
                 if sample is not None and not (self._truncated == "mask" and is_truncated):
                     samples.append(sample)
+        n_top = {len(row) for s in samples for rows in (s.top_ids, s.top_logprobs) for row in rows or ()}
+        if len(n_top) > 1:
+            raise ValueError(
+                f"learner.score_centering: completions of a step come with {min(n_top)} to {max(n_top)} of the sampler's most "
+                "likely tokens at each place; sample all of them with the same number"
+            )
         return self._scaled(samples), n_weighted, n_truncated
 
     def _sample(self, prompt: Prompt, attempt: Attempt, weight: float, group: int) -> Sample | None:
@@ -566,15 +575,19 @@ def collate(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
 
 
 class _Statistics:
-    """Sums and maxima over the tokens of a step, kept on the device: one transfer at the end."""
+    """Sums and maxima over the tokens of a step, kept on the device: one transfer at the end.
+
+    by_completion: clip fractions count completions, not tokens.
+    """
 
     SUMS = (
         "loss", "entropy", "known", "low", "high", "ratio", "ratio_squared", "kl", "gap", "same", "same_gap",
-        "masked", "kl_reference",
+        "masked", "kl_reference", "units",
     )  # fmt: skip
     MAXIMA = ("ratio", "gap", "same_gap")
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, by_completion: bool) -> None:
+        self._by_completion = by_completion
         self._n = 0
         self._sums = torch.zeros(len(self.SUMS), device=device)
         self._maxima = torch.zeros(len(self.MAXIMA), device=device)
@@ -586,9 +599,13 @@ class _Statistics:
         gap_N = loss.log_ratio_N.abs()
         same_N = micro_batch.same_version_N & known_N
         same_gap_N = gap_N * same_N
+        low_N, high_N, units_N = loss.clipped_low_N, loss.clipped_high_N, known_N
+        if self._by_completion:  # each of its tokens says the same: 1 / n for each of n
+            units_N = 1 / torch.bincount(micro_batch.sample_N)[micro_batch.sample_N]
+            low_N, high_N = low_N * units_N, high_N * units_N
         columns = (
-            loss.loss_N * micro_batch.scale_N, -logprobs_N, known_N, loss.clipped_low_N, loss.clipped_high_N, ratio_N,
-            ratio_N.square(), kl_k3(loss.log_ratio_N), gap_N, same_N, same_gap_N, loss.masked_N, kl_reference_N,
+            loss.loss_N * micro_batch.scale_N, -logprobs_N, known_N, low_N, high_N, ratio_N, ratio_N.square(),
+            kl_k3(loss.log_ratio_N), gap_N, same_N, same_gap_N, loss.masked_N, kl_reference_N, units_N,
         )  # fmt: skip
         self._n += len(logprobs_N)
         self._sums += torch.stack(columns).sum(1)
@@ -605,9 +622,9 @@ class _Statistics:
             metrics["kl_reference"] = total["kl_reference"] / self._n
         if n_known:
             metrics |= {
-                "clip_fraction": (total["low"] + total["high"]) / n_known,
-                "clip_fraction_low": total["low"] / n_known,
-                "clip_fraction_high": total["high"] / n_known,
+                "clip_fraction": (total["low"] + total["high"]) / total["units"],
+                "clip_fraction_low": total["low"] / total["units"],
+                "clip_fraction_high": total["high"] / total["units"],
                 "ratio_mean": total["ratio"] / n_known,
                 "ratio_max": largest["ratio"],
                 "kl_sampler": total["kl"] / n_known,
