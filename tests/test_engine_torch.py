@@ -299,6 +299,36 @@ def test_the_same_calls_give_the_same_completions_bit_by_bit() -> None:
     assert once() == once()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
+@pytest.mark.parametrize("n_top", [1, 5, VOCAB])
+def test_the_most_likely_tokens_come_along(n_top: int, temperature: float) -> None:
+    """At each place of completions that share rows and slots, against a plain forward pass of the model."""
+    model = llama()
+    options: dict[str, Any] = {"temperature": temperature, "max_new_tokens": 9, "n_slots": 5, "eos_ids": [3]}
+    rows = prompts(2, 9, 4, 7)
+    engine = TorchEngine(model, n_top=n_top, **options)
+    for prompt, completions in zip(rows, sample_all(engine, rows, 4), strict=True):
+        for completion in completions:
+            ids, logprobs = completion.top_ids, completion.top_logprobs
+            assert ids is not None
+            assert logprobs is not None
+            assert len(ids) == len(logprobs) == len(completion.tokens)
+            logits = model(torch.tensor([prompt.tokens + completion.tokens])).logits[0, len(prompt.tokens) - 1 : -1]
+            plain = (logits / (temperature or 1.0)).log_softmax(-1)
+            expected = plain.topk(n_top, dim=-1).values
+            assert torch.allclose(torch.tensor(logprobs), expected, atol=2e-5)
+            assert torch.allclose(torch.tensor(logprobs), plain.gather(1, torch.tensor(ids)), atol=2e-5)
+            for token, logprob, top, values in zip(completion.tokens, completion.logprobs, ids, logprobs, strict=True):
+                assert len(set(top)) == n_top
+                assert token not in top or values[top.index(token)] == logprob, "bit for bit the same number"
+            if n_top == VOCAB:
+                assert torch.tensor(logprobs).exp().sum(-1).tolist() == pytest.approx([1.0] * len(ids), abs=1e-5)
+    without = sample_all(TorchEngine(model, **options), rows, 4)
+    assert all(completion.top_ids is None and completion.top_logprobs is None for row in without for completion in row)
+    again = sample_all(TorchEngine(model, n_top=n_top, **options), rows, 4)
+    assert [[replace(c, top_ids=None, top_logprobs=None) for c in row] for row in again] == without
+
+
 def test_slots_are_refilled_at_once() -> None:
     """Whoever ends makes room for the next: slots are idle only at the very end, when nothing waits any more."""
     n_slots, longest = 4, 40

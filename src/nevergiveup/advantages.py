@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import lcm, sqrt
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from nevergiveup.types import Exact
 
@@ -33,14 +33,15 @@ def centred(rewards: Sequence[Exact], *, divide_by: Divisor = "nothing") -> Adva
     """r_i - mean(r), divided as asked. Sums to zero. Without contrast every advantage is exactly 0.0.
 
     One right of four: .75, -.25, -.25, -.25; by std 1.7321, -.5774; by sample_std 1.5, -.5; by baseline 3, -1. An empty
-    group gives an empty tuple.
+    group gives an empty tuple. A baseline of 0 or below (length penalties) is not divided by.
     """
     n = len(rewards)
     values, _, unit = as_integers(rewards, 0)
     total, counts = sum(values), _counts(values)
-    of_value = {value: (value * n - total) / (n * unit) for value in counts}
-    if divide_by != "nothing" and len(counts) > 1:
-        _divide(of_value, _divisor(counts, n, divide_by, total, n, unit))
+    numerators = {value: value * n - total for value in counts}
+    if len(counts) < 2:
+        divide_by = "nothing"
+    of_value = _rounded(numerators, n * unit, counts, unit, divide_by, total, n)
     return tuple([of_value[value] for value in values])
 
 
@@ -70,7 +71,8 @@ def anchored(
     downsample: as many of the others as there are at the maximum, the newest; the rest None. Those kept are shifted.
 
     When nothing was pruned every mode but downsample gives r - b, as `centred`. divide_by: the standard deviation of the
-    survivors, or b (MaxRL). Raises ValueError for a group without contrast: there is nothing to anchor against.
+    survivors that are kept, or b (MaxRL; a b of 0 or below is not divided by). Raises ValueError for a group without
+    contrast: there is nothing to anchor against.
     """
     n = len(rewards)
     values, drawn, unit = as_integers(rewards, total)  # drawn: the sum of all rewards of the chain, in the same unit
@@ -81,8 +83,7 @@ def anchored(
     if not n_other:
         raise ValueError("anchored advantages need contrast: every fresh reward of the group is the same")
     if mode == "downsample" and n_other > n_top:
-        places = [i for i, value in enumerate(values) if value != top][-n_top:]
-        kept = sorted([*(i for i, value in enumerate(values) if value == top), *places])
+        kept = _downsampled(values, top, n_top)
         weights: list[float | None] = [None] * n
         some = anchored([rewards[i] for i in kept], tried, total, divide_by=divide_by)
         for i, weight in zip(kept, some, strict=True):
@@ -91,35 +92,43 @@ def anchored(
     sum_fresh = sum(values)
     shifts = mode in ("shift", "downsample")
     if mode == "recompute" or (shifts and _reaches(counts, top, n, tried, drawn, sum_fresh)):
-        of_value = {value: (value * n - sum_fresh) / (n * unit) for value in counts}
+        numerators, denominator = {value: value * n - sum_fresh for value in counts}, n * unit
     elif shifts:
         # A_other = r + (n b - sum r)/n_other - b, brought to the denominator n_other * tried
         common, denominator = n_top * drawn - tried * sum_fresh, n_other * tried
-        of_value = {value: (value * denominator + common) / (denominator * unit) for value in counts}
-        of_value[top] = (top * tried - drawn) / (tried * unit)
-    else:
-        of_value = {value: (value * tried - drawn) / (tried * unit) for value in counts}
+        numerators = {value: value * denominator + common for value in counts}
+        numerators[top] = (top * tried - drawn) * n_other
+        denominator *= unit
+    elif mode in ("scale", "none"):
+        numerators, denominator = {value: value * tried - drawn for value in counts}, tried * unit
         rest = (sum_fresh - n_top * top) * tried - n_other * drawn  # sum of the others' r - b, times tried
         if mode == "scale" and rest:
-            factor = -n_top * (top * tried - drawn)
-            for value in counts:
-                if value != top:
-                    of_value[value] = (value * tried - drawn) * factor / (rest * tried * unit)
-    if divide_by != "nothing":
-        _divide(of_value, _divisor(counts, n, divide_by, drawn, tried, unit))
+            sign = 1 if rest > 0 else -1  # of the denominator: it stays positive
+            others, of_top = -sign * n_top * numerators[top], abs(rest)
+            numerators = {value: x * (of_top if value == top else others) for value, x in numerators.items()}
+            denominator *= of_top
+    else:
+        raise ValueError(f"mode = {mode!r} must be one of {', '.join(get_args(Anchor))}")
+    of_value = _rounded(numerators, denominator, counts, unit, divide_by, drawn, tried)
     return tuple([of_value[value] for value in values])
 
 
-def shift_reaches_max(rewards: Sequence[Exact], tried: int, total: Exact) -> bool:
-    """Whether the shift of `anchored` would lift another reward to the maximum, which would break the order.
+def shift_reaches_max(rewards: Sequence[Exact], tried: int, total: Exact, *, mode: Anchor = "shift") -> bool:
+    """Whether the shift of `anchored` in this mode would lift another reward to the maximum, which would break the order.
 
-    Raises ValueError for a group without contrast.
+    False in the modes that do not shift. Raises ValueError for a group without contrast.
     """
     values, drawn, _ = as_integers(rewards, total)
     counts = _counts(values)
     if len(counts) < 2:
         raise ValueError("anchored advantages need contrast: every fresh reward of the group is the same")
-    return _reaches(counts, max(counts), len(values), tried, drawn, sum(values))
+    if mode not in ("shift", "downsample"):
+        return False
+    top = max(counts)
+    if mode == "downsample" and len(values) > 2 * counts[top]:
+        values = [values[i] for i in _downsampled(values, top, counts[top])]
+        counts = _counts(values)
+    return _reaches(counts, top, len(values), tried, drawn, sum(values))
 
 
 def virtual_maximum(rewards: Sequence[Exact], max_reward: Exact) -> Advantages:
@@ -128,14 +137,14 @@ def virtual_maximum(rewards: Sequence[Exact], max_reward: Exact) -> Advantages:
 
     0.0 for everyone where all have the maximum already.
     """
-    values, top, _ = as_integers(rewards, max_reward)
+    values, top, unit = as_integers(rewards, max_reward)
     n, total = len(values) + 1, sum(values) + top
-    # A = (n r - S) / sqrt(n sum r^2 - S^2): factors of n and of the unit cancel; nothing is rounded before the square root.
+    # n^2 times the population variance, exact up to the square root: A = (n r - S) / sqrt(n sum r^2 - S^2)
     spread = n * (sum([value * value for value in values]) + top * top) - total * total
     if not spread:
         return (0.0,) * len(values)
-    root = sqrt(spread)
-    return tuple([(value * n - total) / root for value in values])
+    root = sqrt(spread / (unit * unit))
+    return tuple([(value * n - total) / unit / root for value in values])
 
 
 def focal(weights: Sequence[float | None], b: float, gamma: float) -> Weights:
@@ -171,19 +180,35 @@ def _reaches(counts: Mapping[int, int], top: int, n: int, tried: int, drawn: int
     return (top - second) * (n - counts[top]) * tried <= shift
 
 
-def _divisor(counts: Mapping[int, int], n: int, divide_by: Divisor, drawn: int, tried: int, unit: int) -> float:
+def _downsampled(values: Sequence[int], top: int, n_top: int) -> list[int]:
+    """Places of the maximum and of as many others, the newest; in order."""
+    others = [i for i, value in enumerate(values) if value != top]
+    return sorted([*(i for i, value in enumerate(values) if value == top), *others[-n_top:]])
+
+
+def _rounded(
+    numerators: Mapping[int, int],
+    denominator: int,
+    counts: Mapping[int, int],
+    unit: int,
+    divide_by: Divisor,
+    drawn: int,
+    tried: int,
+) -> dict[int, float]:
+    """The advantage of each reward, divided as asked; rewards, their counts and their sum `drawn` in units of 1/unit."""
+    if divide_by == "nothing":
+        return {value: numerator / denominator for value, numerator in numerators.items()}
     if divide_by == "baseline":
-        return drawn / (tried * unit)
-    sum_fresh = squares = 0
+        times, over = (tried * unit, denominator * drawn) if drawn > 0 else (1, denominator)
+        return {value: numerator * times / over for value, numerator in numerators.items()}
+    if divide_by not in ("std", "sample_std"):
+        raise ValueError(f"divide_by = {divide_by!r} must be one of {', '.join(get_args(Divisor))}")
+    n = sum_fresh = squares = 0
     for value, count in counts.items():
+        n += count
         sum_fresh += value * count
         squares += value * value * count
-    # n squares - sum^2 is n^2 times the population variance
     n_squared = n * n if divide_by == "std" else n * (n - 1)
-    return sqrt((n * squares - sum_fresh * sum_fresh) / (n_squared * unit * unit)) + STD_EPS
-
-
-def _divide(of_value: dict[int, float], divisor: float) -> None:
-    if divisor > 0:  # a mean reward of 0 or below (length penalties): nothing sensible to divide by
-        for value in of_value:
-            of_value[value] /= divisor
+    # n squares - sum^2 is n^2 times the population variance
+    deviation = sqrt((n * squares - sum_fresh * sum_fresh) / (n_squared * unit * unit)) + STD_EPS
+    return {value: numerator / denominator / deviation for value, numerator in numerators.items()}

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from driver import attempts, binary, prompts_named
 
-from nevergiveup.events import Dispatched, Event, Failed, Judged, Published, Trained, WentStale
+from nevergiveup.events import Dispatched, Event, Failed, Judged, Planned, Published, Trained, WentStale
 from nevergiveup.scheduler import MAX_TROUBLE, Scheduler
-from nevergiveup.strategies import DynamicSampling, FixedK, NeverGiveUp
+from nevergiveup.strategies import DynamicSampling, FixedK, GvmRaft, Knapsack, NeverGiveUp, ReinforceAda, SpeedRL
 from nevergiveup.types import Attempt, Completion, Decision, Group, Prompt, Request, Verdict
 
 ALWAYS_RETRY = NeverGiveUp(4, p=1.0, max_attempts=1000)
@@ -549,7 +549,17 @@ def test_the_order_of_events_tells_the_story() -> None:
 
 
 def test_a_checkpoint_keeps_tokens_and_exact_numbers() -> None:
-    completion = Completion((5, 6, 2), (-0.25, -1.0, -0.125), "so", "stop", 0, 1, (True, False, True))
+    completion = Completion(
+        (5, 6, 2),
+        (-0.25, -1.0, -0.125),
+        "so",
+        "stop",
+        0,
+        1,
+        (True, False, True),
+        ((5, 1), (6, 0), (2, 5)),
+        ((-0.25, -2.0),) * 3,
+    )
     plain = Completion((7,), (-0.5,), "no", "length", 0, 0)
     scheduler, _ = scheduler_for(NeverGiveUp(), 2, n_groups=2, seed=3)
     first, second = requests(scheduler)
@@ -633,3 +643,153 @@ def test_the_run_may_be_made_longer_after_a_checkpoint() -> None:
     longer.load_state_dict(scheduler.state_dict())
     assert longer.finished is None
     assert len(requests(longer)) == 3
+
+
+# ------------------------------------------------------------------------------- batches by completions
+
+
+def sizes_of_batches(scheduler: Scheduler, rewards: Callable[[Request], list[Any]]) -> list[list[int]]:
+    """Trained completions of each group of each batch, of a run in which everything comes back at once."""
+    sizes = []
+    while scheduler.finished is None:
+        for request in requests(scheduler):
+            deliver(scheduler, request, rewards(request))
+        if (batch := scheduler.take()) is not None:
+            sizes.append([sum(weight is not None for weight in group.weights) for group in batch.groups])
+            scheduler.publish(scheduler.version + 1)
+        scheduler.check_balance()
+    return sizes
+
+
+def test_batches_are_cut_by_completions_and_the_rest_is_carried_over() -> None:
+    """Groups of 4 and, after one all-wrong round, of 8: as many whole ones as fit into 12; none is lost."""
+    scheduler, events = scheduler_for(
+        NeverGiveUp(4, p=1.0, max_attempts=9), 30, n_completions=12, max_pending=8, max_epochs=1
+    )
+    sizes = sizes_of_batches(scheduler, lambda r: MIXED if r.round == 2 or int(r.prompt.id[1:]) % 3 else WRONG)
+    assert {size for batch in sizes for size in batch} == {4, 8}
+    assert all(sum(batch) <= 12 for batch in sizes)
+    assert sum(map(len, sizes)) == 30
+    assert scheduler.ledger.trained == scheduler.ledger.drawn == 20 * 4 + 10 * 8
+    trained = [event.prompt for event in events if isinstance(event, Trained)]
+    assert len(set(trained)) == 30
+    for batch, after in zip(sizes, sizes[1:-1], strict=False):
+        assert sum(batch) + after[0] > 12, "the next group would have fitted"
+
+
+def test_a_group_larger_than_a_batch_makes_one_alone() -> None:
+    scheduler, _ = scheduler_for(FixedK(8), 5, n_completions=6, max_epochs=1)
+    assert sizes_of_batches(scheduler, lambda _: [1, 0] * 4) == [[8]] * 5
+
+
+def test_attempts_that_are_left_out_do_not_fill_a_batch() -> None:
+    """Reinforce-Ada draws 8 and trains on 4 of them: 12 completions are three groups."""
+    scheduler, _ = scheduler_for(ReinforceAda(), 12, n_completions=12, n_groups=4, max_epochs=1)
+    assert sizes_of_batches(scheduler, lambda _: [1, 0] * 4) == [[4, 4, 4]] * 4
+    assert (scheduler.ledger.trained, scheduler.ledger.left_out) == (48, 48)
+
+
+def test_back_pressure_counts_completions_when_batches_do() -> None:
+    scheduler, _ = scheduler_for(FixedK(4), 100, n_completions=8, lag=1, max_pending=50)
+    for n in range(4):
+        request = scheduler.next()
+        assert request is not None, f"{4 * n} of 16 completions are ready"
+        deliver(scheduler, request, MIXED)
+    assert scheduler.next() is None
+    assert scheduler.take() is not None
+    assert scheduler.next() is None, "8 are ready and 8 in training"
+    scheduler.publish(1)
+    assert scheduler.next() is not None
+
+
+# ------------------------------------------------------------------------------------------- allocators
+
+
+def test_chains_wait_for_their_block() -> None:
+    scheduler, events = scheduler_for(Knapsack(budget=4, block=3), 7, n_groups=3, max_pending=7, max_epochs=1)
+    first = requests(scheduler)
+    assert [event.prompt for event in events if isinstance(event, Planned)] == [request.prompt.id for request in first]
+    assert len(first) == 6, "two blocks; the seventh waits"
+    assert sum(request.n for request in first) == 24
+    assert scheduler.n_open == 7
+    for request in first[:5]:
+        deliver(scheduler, request, [0] * request.n)
+    assert requests(scheduler) == [], "something is still in flight"
+    deliver(scheduler, first[5], [0] * first[5].n)
+    scheduler.take()
+    (last,) = requests(scheduler)
+    assert last.n == 4, "nothing else can move: it is decided alone"
+
+
+def test_what_an_allocator_learned_is_in_the_checkpoint() -> None:
+    """A prompt that is never solved gets more at its second visit than one that always is; also after a restore."""
+    rewards = {"p0": 0, "p1": 1}
+
+    def visit(scheduler: Scheduler) -> dict[str, int]:
+        found = requests(scheduler)
+        for request in found:
+            deliver(scheduler, request, [rewards[request.prompt.id]] * request.n)
+        scheduler.take()
+        scheduler.publish(scheduler.version + 1)
+        return {request.prompt.id: request.n for request in found}
+
+    strategy = Knapsack(budget=8, block=2)
+    scheduler, _ = scheduler_for(strategy, 2, n_groups=2, lag=0)
+    assert visit(scheduler) == {"p0": 8, "p1": 8}
+    state = json.loads(json.dumps(scheduler.state_dict()))
+    second = visit(scheduler)
+    assert second["p0"] > second["p1"]
+    restored, _ = scheduler_for(strategy, 2, n_groups=2, lag=0)
+    restored.load_state_dict(state)
+    assert visit(restored) == second
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_gradient_norms_are_asked_for_and_used_when_somebody_can_measure(measured: bool) -> None:
+    strategy = GvmRaft(probe=4, budget=3, block=2)
+    scheduler, events = scheduler_for(strategy, 2, gradient_norms=measured)
+    for request in requests(scheduler):
+        assert deliver(scheduler, request, MIXED) is Verdict.WAIT
+    groups = scheduler.norms_wanted()
+    assert [len(group.fresh) for group in groups] == ([4, 4] if measured else [])
+    if measured:
+        assert scheduler.next() is None, "the norms are missing"
+        assert scheduler.take() is None
+        assert scheduler.finished is None
+        restored, _ = scheduler_for(strategy, 2, gradient_norms=True)
+        restored.load_state_dict(json.loads(json.dumps(scheduler.state_dict())))
+        assert restored.norms_wanted() == groups
+        scheduler.give_norms([1.0, 2.0])
+        assert scheduler.norms_wanted() == []
+    draws = [request.n for request in requests(scheduler)]
+    assert draws == ([2, 4] if measured else [3, 3])
+    planned = [event for event in events if isinstance(event, Planned)]
+    assert [event.gradient_norm for event in planned] == ([1.0, 2.0] if measured else [None, None])
+    scheduler.check_balance()
+
+
+@pytest.mark.parametrize("norms", [[float("nan")], [-1.0], [1.0] * 9])
+def test_bad_gradient_norms_are_refused(norms: list[float]) -> None:
+    scheduler, _ = scheduler_for(GvmRaft(probe=2, block=1), 2, gradient_norms=True)
+    deliver(scheduler, requests(scheduler)[0], [1, 0])
+    with pytest.raises(ValueError, match="gradient norms"):
+        scheduler.give_norms(norms)
+
+
+def test_a_chain_that_is_closed_by_its_plan_makes_room_at_once() -> None:
+    """Everything is wrong, so that GVM gives nothing: the run goes on to other prompts, and ends with a reason."""
+    scheduler, _ = scheduler_for(GvmRaft(probe=2, budget=2, block=1), 20, n_groups=1, max_barren_epochs=2)
+    reason, n_rounds = play(scheduler, lambda request: [0] * request.n)
+    assert "2 passes over the data gave nothing to train on: 100 % of groups given up" in reason
+    assert n_rounds == 40
+
+
+def test_speed_merges_both_rounds() -> None:
+    scheduler, _ = scheduler_for(SpeedRL(n_init=2, n_cont=3), 1, n_groups=1, max_epochs=1)
+    deliver(scheduler, only_request(scheduler), [1, 0])
+    more = only_request(scheduler)
+    assert more.n == 3
+    deliver(scheduler, more, [0, 0, 0])
+    batch = scheduler.take()
+    assert batch is not None
+    assert batch.groups[0].weights == (0.8, -0.2, -0.2, -0.2, -0.2)
