@@ -1,15 +1,17 @@
 """The loop against engines and graders that behave, fail, hang or lie: the run makes progress, or ends with a reason."""
 
 import asyncio
+from fractions import Fraction
 from random import Random
 
 import pytest
 
+from nevergiveup.events import Judged, Planned
 from nevergiveup.loop import GraderBroken, Loop, Stalled, TaskGrader
 from nevergiveup.protocols import InfrastructureError
 from nevergiveup.scheduler import Scheduler
-from nevergiveup.strategies import FixedK, NeverGiveUp
-from nevergiveup.types import Completion, Prompt, Unverified, completion_seeds
+from nevergiveup.strategies import STRATEGIES, FixedK, GvmRaft, NeverGiveUp
+from nevergiveup.types import Attempt, Completion, Prompt, Unverified, completion_seeds
 
 
 class DiceEngine:
@@ -55,6 +57,11 @@ class CountingLearner:
         self.version += 1
         return {"loss": 0.0}
 
+    async def gradient_norms(self, groups):
+        self.measured = [*getattr(self, "measured", []), *groups]
+        await asyncio.sleep(0)
+        return [1.0] * len(groups)
+
     async def weights(self):
         return {}
 
@@ -76,14 +83,25 @@ def prompts(*rates, n=20):
     return [Prompt(f"{rate}-{i}", answer=rate) for i in range(n) for rate in rates]
 
 
-def make(data, *, strategy=None, engine=None, task=None, n_steps=10, stall_s=5.0, truncated_is_wrong=True, **options):
+def make(
+    data,
+    *,
+    strategy=None,
+    engine=None,
+    task=None,
+    n_steps=10,
+    stall_s=5.0,
+    truncated_is_wrong=True,
+    shape=None,
+    **options,
+):
     events = []
     options = {"n_groups": 4, "lag": 1, **options}
     scheduler = Scheduler(strategy or NeverGiveUp(p=0.5), data, on_event=events.append, **options)
     learner = CountingLearner()
     loop = Loop(
         scheduler, engine or DiceEngine(), TaskGrader(task or DigitTask()), learner,
-        n_steps=n_steps, max_in_flight=32, stall_s=stall_s, truncated_is_wrong=truncated_is_wrong,
+        n_steps=n_steps, max_in_flight=32, stall_s=stall_s, truncated_is_wrong=truncated_is_wrong, shape=shape,
     )  # fmt: skip
     return loop, scheduler, learner, events
 
@@ -257,3 +275,94 @@ def test_stop_ends_after_the_running_step():
     loop.on_step = stop_later
     assert run(loop) == "enough"
     assert learner.version == 3
+
+
+def synchronous(scheduler, engine, n_steps):
+    """The plain loop: draw all that may be drawn, judge it in order, train as soon as a batch is full, and again."""
+    task, n_trained = DigitTask(), 0
+    while n_trained < n_steps and scheduler.finished is None:
+        in_flight = []
+        while (request := scheduler.next()) is not None:
+            in_flight.append(request)
+        for request in in_flight:
+            completions = asyncio.run(engine.sample(request.prompt, request.n, request.seed))
+            attempts = [Attempt(task.grade(request.prompt, c), c.version_first, c) for c in completions]
+            scheduler.deliver(request.id, attempts)
+        if scheduler.take() is not None:
+            n_trained += 1
+            engine.version += 1
+            scheduler.publish(engine.version)
+
+
+class RoundEngine(DiceEngine):
+    """Answers when everything that is out has come in: a synchronous rollout behind the asynchronous interface."""
+
+    def __init__(self):
+        super().__init__()
+        self.waiting = []
+
+    async def sample(self, prompt, n, seed):
+        mine = asyncio.get_running_loop().create_future()
+        self.waiting.append(mine)
+        if len(self.waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._answer_all)
+        await mine
+        version = self.version
+        right = [Random(s).random() < prompt.answer for s in completion_seeds(seed, n)]
+        return [Completion((int(r),), (-0.7,), str(int(r)), "stop", version, version) for r in right]
+
+    def _answer_all(self):
+        waiting, self.waiting = self.waiting, []
+        for future in waiting:
+            future.set_result(None)
+
+
+EACH_ALONE = {"gvm-raft": GvmRaft(block=1)}
+"""Shares of a budget depend on who happens to wait together, in whatever loop."""
+
+
+@pytest.mark.parametrize("strategy", [EACH_ALONE.get(n, cls()) for n, cls in STRATEGIES.items()], ids=lambda s: s.name)
+def test_lag_0_trains_on_what_the_synchronous_loop_trains_on(strategy):
+    """Law 7: the same groups, attempts and weights, step by step, with nothing older than the policy in them."""
+    data = prompts(0.5, 0.1, 0.95, n=30)
+    options = {"n_groups": 4, "lag": 0, "max_pending": 4, "seed": 3}
+    loop, _, learner, _ = make(data, strategy=strategy, engine=RoundEngine(), n_steps=12, **options)
+    run(loop)
+    batches = []
+    scheduler = Scheduler(strategy, data, **options)
+    take = scheduler.take
+    scheduler.take = lambda: batches.append(take()) or batches[-1]
+    synchronous(scheduler, DiceEngine(), 12)
+    batches = [batch for batch in batches if batch is not None]
+    assert len(batches) >= 10
+    assert {a.version for batch in batches for group in batch.groups for a in group.attempts} == set(
+        range(len(batches))
+    )
+    for ours, theirs in zip(learner.batches, batches, strict=True):
+        assert ours.version == theirs.version
+        assert [(g.prompt.id, g.weights, g.tried) for g in ours.groups] == [
+            (g.prompt.id, g.weights, g.tried) for g in theirs.groups
+        ]
+
+
+def test_gradient_norms_are_measured_between_steps():
+    loop, scheduler, learner, events = make(
+        prompts(0.5, 0.05), strategy=GvmRaft(probe=4, budget=4, block=2), gradient_norms=True
+    )
+    assert run(loop) == "all 10 steps are done"
+    planned = [event for event in events if isinstance(event, Planned)]
+    assert len(learner.measured) >= len(planned) > 0
+    assert all(event.gradient_norm == 1.0 for event in planned)
+    scheduler.check_balance()
+
+
+def test_rewards_are_shaped_after_grading():
+    def shape(reward, completion):
+        return reward - Fraction(1, 4) if completion.finish == "length" else reward
+
+    loop, _, _, events = make(
+        prompts(0.5), engine=DiceEngine(finish="length"), truncated_is_wrong=False, shape=shape, strategy=FixedK()
+    )
+    run(loop)
+    rewards = {reward for event in events if isinstance(event, Judged) for reward in event.rewards}
+    assert rewards == {Fraction(-1, 4), Fraction(3, 4)}
