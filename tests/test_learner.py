@@ -363,7 +363,7 @@ def test_kl_to_the_present_weights_adds_nothing(dtype: torch.dtype) -> None:
     outcomes = []
     for kl in ({}, {"kl_beta": 10.0, "reference": make_model().to(dtype)}):
         model = make_model().to(dtype)
-        outcomes.append(step_and_gradient(TorchLearner(model, **kl), model, random_batch(5)))
+        outcomes.append(step_and_gradient(TorchLearner(model, temperature=0.7, **kl), model, random_batch(5)))
     (metrics, plain), (with_metrics, with_kl) = outcomes
     assert with_metrics["kl_reference"] == 0.0
     assert with_metrics["loss"] == pytest.approx(metrics["loss"], abs=1e-6)

@@ -422,13 +422,23 @@ def test_the_tail_identity(n_top: int) -> None:
     assert (gradient - expected).abs().max() < 1e-12
 
 
-def test_score_centering_is_finite_when_the_head_is_everything() -> None:
-    p = torch.tensor([[0.0, -30.0, -40.0]])
-    logprobs = p.log_softmax(-1).requires_grad_()
-    more = score_centering(Clipped(), logprobs, p.log_softmax(-1), torch.tensor([-1.0]))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("loss", [Reinforce(2.0), Cispo(0.28), Clipped(), Clipped(dual_clip=3.0)], ids=str)
+def test_score_centering_when_a_head_holds_everything(loss: Loss, advantage: float, dtype: torch.dtype) -> None:
+    """Rows: of the policy (a is huge), of the sampler (a = 0), of both. What is left of A (q f - a f(1/a) p)."""
+    everything, some = [0.0, -80.0], [math.log(0.5), math.log(0.2)]
+    logprobs = torch.tensor([everything, some, everything], dtype=dtype, requires_grad=True)
+    sampler = torch.tensor([some, everything, everything], dtype=dtype)
+    more = score_centering(loss, logprobs, sampler, torch.full((3,), advantage))
     more.sum().backward()
+    stopped_low = isinstance(loss, Clipped) and advantage < 0
+    tail = 0.0 if stopped_low else 1.0  # a f(1/a): the ratio of the tail, 1/a, is about 0
+    first, second = 0.5 * weight_of(loss, 2.0, advantage) - tail, weight_of(loss, 0.5, advantage)
+    got = [value / advantage for value in logprobs.grad[:, 0].tolist()]
+    assert got == pytest.approx([first, second, 1.0], abs=1e-6)
+    assert logprobs.grad[:, 1].abs().max() < 1e-6
     assert torch.isfinite(more).all()
-    assert torch.isfinite(logprobs.grad).all()
 
 
 # ------------------------------------------------------------------------------------------- reference

@@ -52,7 +52,7 @@ from nevergiveup.judging import (
     pass_rate,
     rewards_of,
 )
-from nevergiveup.types import Decision, Group, Prompt, Verdict
+from nevergiveup.types import Decision, Exact, Group, Prompt, Verdict
 
 __all__ = [
     "STRATEGIES",
@@ -209,7 +209,15 @@ class NeverGiveUp:
             return SOLVED  # all right after failures, and no failure is fresh enough to contrast with
         if (self.max_attempts is None or group.rounds < self.max_attempts) and rng.random() < self.p:
             return Decision(Verdict.RETRY, self.k)
-        return TRAIN if self.virtual_max and group.fresh else GIVE_UP
+        best = group.new_max if group.best_before is None else max(group.best_before, group.new_max)
+        return TRAIN if self.virtual_max and self._can_be_weighed(group, best) else GIVE_UP
+
+    def _can_be_weighed(self, group: Group, best: Exact | None) -> bool:
+        """Whether the fresh attempts of a given-up group teach something: none of them is the best that there can be, and
+        nothing better was ever drawn. Else a success went stale, which is no failure of the others."""
+        if not group.fresh or group.has_contrast:
+            return group.has_contrast
+        return group.fresh[0].reward == best != group.prompt.max_reward
 
     def _progresses(self, group: Group) -> bool:
         if self.accept == "above_mean":
@@ -227,9 +235,7 @@ class NeverGiveUp:
                 rewards_of(group), group.tried, group.total, mode=self.anchor, divide_by=self.divide_by
             )  # fmt: skip
             return focused(weights, group, self.gamma)
-        best = group.best_before
-        if self.virtual_max and group.fresh and group.fresh[0].reward == best != group.prompt.max_reward:
-            # Given up: nothing better was ever drawn. Else a success went stale, which is no failure of the others.
+        if self.virtual_max and self._can_be_weighed(group, group.best_before):
             return focused(virtual_maximum(rewards_of(group), group.prompt.max_reward), group, self.gamma)
         return (None,) * len(group.fresh)
 

@@ -183,8 +183,70 @@ def test_scale_is_as_published(rewards: list[str], scaled: list[float]) -> None:
 def test_scale_is_shift_for_binary_rewards(rewards: list[int], n_stale_failures: int) -> None:
     """Oracle 5.2."""
     tried, n_right = len(rewards) + n_stale_failures, sum(rewards)
-    shifted = anchored(rewards, tried, n_right)
-    assert anchored(rewards, tried, n_right, mode="scale") == pytest.approx(shifted, rel=1e-12)
+    assert anchored(rewards, tried, n_right, mode="scale") == anchored(rewards, tried, n_right)
+
+
+@given(graded_groups, st.sampled_from(["nothing", "std", "sample_std", "baseline"]))
+def test_anchored_is_centred_when_nothing_was_pruned(rewards: list[F], divide_by: Any) -> None:
+    """Oracle 5.4, to the last bit; downsample where it leaves nothing out."""
+    for mode in ("shift", "scale", "recompute", "none"):
+        got = anchored(rewards, len(rewards), sum(rewards), mode=mode, divide_by=divide_by)
+        assert got == centred(rewards, divide_by=divide_by)
+    if 2 * rewards.count(max(rewards)) >= len(rewards):
+        got = anchored(rewards, len(rewards), sum(rewards), mode="downsample", divide_by=divide_by)
+        assert got == centred(rewards, divide_by=divide_by)
+
+
+def exactly(rewards: list[F], b: F, mode: str) -> list[F | None]:
+    """The definitions of the modes, one attempt at a time."""
+    top = max(rewards)
+    if mode == "downsample":
+        n_top = rewards.count(top)
+        others = [i for i, reward in enumerate(rewards) if reward != top][-n_top:]
+        kept = [i for i, reward in enumerate(rewards) if reward == top or i in others]
+        of_kept = iter(exactly([rewards[i] for i in kept], b, "shift"))
+        return [next(of_kept) if i in kept else None for i in range(len(rewards))]
+    n_other = len(rewards) - rewards.count(top)
+    if mode == "shift":
+        delta = (len(rewards) * b - sum(rewards)) / n_other
+        if any(reward != top and reward + delta >= top for reward in rewards):
+            mode = "recompute"
+        else:
+            return [reward - b if reward == top else reward + delta - b for reward in rewards]
+    if mode == "recompute":
+        b = F(sum(rewards)) / len(rewards)
+    rest = sum(reward - b for reward in rewards if reward != top)
+    factor = -(len(rewards) - n_other) * (top - b) / rest if mode == "scale" and rest else F(1)
+    return [reward - b if reward == top else (reward - b) * factor for reward in rewards]
+
+
+@given(
+    graded_groups,
+    st.lists(graded_rewards, max_size=30),
+    st.sampled_from(["shift", "scale", "recompute", "none", "downsample"]),
+    st.sampled_from(["nothing", "baseline"]),
+)
+def test_rational_weights_are_exact_and_rounded_once(
+    rewards: list[F], stale: list[F], mode: Any, divide_by: Any
+) -> None:
+    tried, total = len(rewards) + len(stale), F(sum(rewards) + sum(stale))
+    divisor = total / tried if divide_by == "baseline" else F(1)
+    weights = anchored(rewards, tried, total, mode=mode, divide_by=divide_by)
+    assert weights == tuple(None if w is None else float(w / divisor) for w in exactly(rewards, total / tried, mode))
+    assert not any(str(weight) == "-0.0" for weight in weights)
+    centred_exactly = [float(r - F(sum(rewards)) / len(rewards)) for r in rewards]
+    assert centred(rewards) == tuple(centred_exactly)
+
+
+@given(binary_groups, st.integers(0, 300))
+def test_what_sums_to_zero(rewards: list[int], n_stale_failures: int) -> None:
+    """Oracles 5.1 and 5.5: every mode but none, whose rest is n+ - n_s b."""
+    tried, n_right = len(rewards) + n_stale_failures, sum(rewards)
+    for mode in ("shift", "scale", "recompute", "downsample"):
+        weights = anchored(rewards, tried, n_right, mode=mode)
+        assert sum(weight or 0.0 for weight in weights) == pytest.approx(0, abs=1e-12)
+    rest = sum(weight or 0.0 for weight in anchored(rewards, tried, n_right, mode="none"))
+    assert rest == pytest.approx(n_right - len(rewards) * n_right / tried, abs=1e-12)
 
 
 @given(graded_groups, st.lists(graded_rewards, max_size=30))
@@ -193,9 +255,6 @@ def test_recompute_and_none_equal_their_formulas(rewards: list[F], stale: list[F
     b = F(total) / tried
     assert anchored(rewards, tried, total, mode="recompute") == centred(rewards)
     assert anchored(rewards, tried, total, mode="none") == tuple(float(reward - b) for reward in rewards)
-    if not stale:
-        for mode in ("shift", "scale", "recompute", "none"):
-            assert anchored(rewards, tried, total, mode=mode) == pytest.approx(centred(rewards), abs=1e-9)
 
 
 @given(graded_groups, st.lists(graded_rewards, max_size=30))
@@ -209,6 +268,38 @@ def test_downsample_keeps_as_many_of_each_and_sums_to_zero(rewards: list[F], sta
     assert [i for i in kept if rewards[i] == top] == [i for i, reward in enumerate(rewards) if reward == top]
     assert [i for i in kept if rewards[i] != top] == others[-min(n_top, n_other) :]
     assert sum(weight for weight in weights if weight is not None) == pytest.approx(0, abs=1e-12 * len(rewards))
+
+
+def test_the_fallback_is_told_for_what_is_kept() -> None:
+    """Oracle 6.4 in the modes: only those that shift can fall back, and downsample shifts what it keeps."""
+    rewards = [F(".5"), F(".95"), F(1)]
+    for mode, falls_back in (
+        ("shift", True),
+        ("downsample", False),
+        ("scale", False),
+        ("recompute", False),
+        ("none", False),
+    ):
+        assert shift_reaches_max(rewards, 10, 9, mode=mode) == falls_back, mode  # type: ignore[arg-type]
+    turned = [F(".95"), F(".5"), F(1)]  # .95 is dropped, .5 moves up to .8
+    assert anchored(turned, 10, 9, mode="downsample") == (None, -0.1, 0.1)
+    assert shift_reaches_max([F(".9"), F(".8"), F(1)], 100, 101, mode="downsample"), "a mean above the maximum kept"
+    assert anchored([F(".9"), F(".8"), F(1)], 100, 101, mode="downsample") == (None, -0.1, 0.1)
+
+
+def test_a_mean_of_zero_or_below_is_not_divided_by() -> None:
+    """Length penalties take rewards below 0: MaxRL has nothing to divide by there."""
+    assert centred([1, -1], divide_by="baseline") == (1.0, -1.0)
+    assert centred([-1, -2], divide_by="baseline") == (0.5, -0.5)
+    assert anchored([1, 0], 8, -2, divide_by="baseline") == anchored([1, 0], 8, -2)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="mode = 'shifted' must be one of shift, scale"):
+        anchored([1, 0], 4, 1, mode="shifted")  # type: ignore[arg-type]
+    for refuses in (centred, lambda rewards, divide_by: anchored(rewards, 4, 1, divide_by=divide_by)):
+        with pytest.raises(ValueError, match="divide_by = 'max' must be one of nothing, std"):
+            refuses([1, 0], divide_by="max")
 
 
 def test_downsample_of_one_success() -> None:
@@ -250,6 +341,15 @@ def test_virtual_maximum_is_a_group_with_one_more(rewards: list[F]) -> None:
     std = sqrt(sum((reward - mean) ** 2 for reward in more) / len(more))
     expected = [float(reward - mean) / std for reward in rewards] if std else [0.0] * len(rewards)
     assert virtual_maximum(rewards, 1) == pytest.approx(expected, abs=1e-9)
+
+
+def test_virtual_maximum_of_all_wrong_and_all_right() -> None:
+    """Oracle 8.5: -1/sqrt(G)."""
+    for n in (1, 4, 16):
+        assert virtual_maximum([0] * n, 1) == pytest.approx([-1 / sqrt(n)] * n, rel=1e-15)
+        assert virtual_maximum([0] * n, 12) == virtual_maximum([0] * n, 1), "the scale of the scores cancels"
+    assert virtual_maximum([1, 1], 1) == (0.0, 0.0)
+    assert virtual_maximum([exact(1e-300)], 1) == (-1.0,), "no overflow on the way"
 
 
 def test_focal_weight_of_a_penalised_or_perfect_group() -> None:

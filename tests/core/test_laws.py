@@ -455,7 +455,9 @@ class SchedulerLaws(RuleBasedStateMachine):
             return {Verdict.TRAIN}, False
         if closed == {Verdict.SOLVED}:
             return closed, False
-        given_up = Verdict.TRAIN if strategy.virtual_max and fresh else Verdict.GIVE_UP
+        is_best = fresh == {max(before + new)} != {self.max_reward}
+        teaches = strategy.virtual_max and (len(fresh) > 1 or is_best)
+        given_up = Verdict.TRAIN if teaches else Verdict.GIVE_UP
         if strategy.max_attempts is not None and len(chain.rounds) >= strategy.max_attempts:
             return {given_up}, False
         return {0.0: {given_up}, 1.0: {Verdict.RETRY}}.get(strategy.p, {given_up, Verdict.RETRY}), True

@@ -12,7 +12,8 @@ import nevergiveup
 
 HEAVY = ("torch", "numpy", "ray", "httpx", "pydantic", "rich", "transformers", "safetensors", "tyro", "matplotlib")
 LAYERS_0_TO_2 = (
-    "types", "advantages", "strategies", "events", "scheduler", "protocols", "metrics", "settings", "loop", "evaluate",
+    "types", "advantages", "judging", "strategies", "allocators", "objectives", "events",
+    "scheduler", "protocols", "metrics", "rewards", "settings", "loop", "evaluate",
 )  # fmt: skip
 SOURCE = Path(nevergiveup.__file__).parent
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from itertools import product
 from math import ceil, log, sqrt
@@ -163,25 +162,63 @@ def test_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "key", "remedy"),
+    ("cls", "fields", "message"),
     [
-        (lambda: NeverGiveUp(k=1), "k = 1", "2 or more"),
-        (lambda: FixedK(k=0), "k = 0", "2 or more"),
-        (lambda: DynamicSampling(k=1), "k = 1", "2 or more"),
-        (lambda: NeverGiveUp(p=1.0), "p = 1.0", "use p < 1"),
-        (lambda: NeverGiveUp(p=1.2), "p = 1.2", "from 0 up to"),
-        (lambda: NeverGiveUp(p=-0.1), "p = -0.1", "from 0 up to"),
-        (lambda: NeverGiveUp(p=float("nan")), "p = nan", "from 0 up to"),
-        (lambda: NeverGiveUp(window=-1), "window = -1", "0 or more"),
-        (lambda: FixedK(window=-2), "window = -2", "0 or more"),
-        (lambda: NeverGiveUp(max_attempts=0), "max_attempts = 0", "at least 1"),
+        *((cls, {"k": k}, f"k = {k} .* 2 or more") for cls in (NeverGiveUp, FixedK) for k in (0, 1)),
+        *((cls, {"k": 1}, "k = 1 .* 2 or more") for cls in (DynamicSampling, NoPositiveResampling)),
+        *((cls, {"window": -1}, "window = -1 .* 0 or more") for cls in STRATEGIES.values()),
+        *(
+            (cls, {"divide_by": "max"}, "divide_by = 'max' .* nothing, std, sample_std, baseline")
+            for cls in STRATEGIES.values()
+            if "divide_by" in cls.__dataclass_fields__
+        ),
+        *(
+            (cls, {"gamma": gamma}, f"gamma = {gamma} .* at least 0")
+            for cls in STRATEGIES.values()
+            if "gamma" in cls.__dataclass_fields__
+            for gamma in (-0.5, float("nan"), float("inf"))
+        ),
+        *(
+            (cls, {"discount": discount}, f"discount = {discount} .* at most 1")
+            for cls in (ReinforceAdaOnline, Knapsack)
+            for discount in (0.0, 1.1, float("nan"))
+        ),
+        (NeverGiveUp, {"p": 1.0}, "p = 1.0 .* use p < 1"),
+        (NeverGiveUp, {"p": 1.2}, "p = 1.2 .* from 0 up to"),
+        (NeverGiveUp, {"p": -0.1}, "p = -0.1 .* from 0 up to"),
+        (NeverGiveUp, {"p": float("nan")}, "p = nan .* from 0 up to"),
+        (NeverGiveUp, {"max_attempts": 0}, "max_attempts = 0 .* at least 1"),
+        (NeverGiveUp, {"accept": "best"}, "accept = 'best' .* better, above_mean, varied"),
+        (NeverGiveUp, {"anchor": "ignore"}, "anchor = 'ignore' .* shift, scale, recompute, none, downsample"),
+        (FixedK, {"leave_one_out": True, "divide_by": "std"}, "leave_one_out = true .* divide_by"),
+        (NoPositiveResampling, {"threshold": 0.0}, "threshold = 0.0 .* 0.875"),
+        (NoPositiveResampling, {"threshold": 1.5}, "threshold = 1.5 .* 0.875"),
+        (ReinforceAda, {"per_round": 1}, "per_round = 1 .* at least 2"),
+        (ReinforceAda, {"keep": 1}, "keep = 1 .* at least 2"),
+        (ReinforceAda, {"max_rounds": 0}, "max_rounds = 0 .* at least 1"),
+        (ReinforceAda, {"mode": "both"}, "mode = 'both' .* positive, balanced"),
+        (SpeedRL, {"n_init": 1}, "n_init = 1 .* at least 2"),
+        (SpeedRL, {"n_cont": 0}, "n_cont = 0 .* at least 1"),
+        (ReinforceAdaOnline, {"k_min": 1}, "k_min = 1 .* at least 2"),
+        (ReinforceAdaOnline, {"k_max": 3}, "k_max = 3 .* at least 4"),
+        (ReinforceAdaOnline, {"eps": 0.0}, "eps = 0.0 .* above 0"),
+        (GvmRaft, {"probe": 1}, "probe = 1 .* at least 2"),
+        (GvmRaft, {"budget": 0}, "budget = 0 .* at least 1"),
+        (GvmRaft, {"block": 0}, "block = 0 .* at least 1"),
+        (GvmRaft, {"penalty": -1e-3}, "penalty = -0.001 .* at least 0"),
+        (GvmRaft, {"power": 0.5}, "power = 0.5 .* at least 1"),
+        (GvmRaft, {"weights": "std"}, "weights = 'std' .* raft, centred"),
+        (Knapsack, {"k_min": 1}, "k_min = 1 .* at least 2"),
+        (Knapsack, {"k_max": 1}, "k_max = 1 .* at least 2"),
+        (Knapsack, {"block": 0}, "block = 0 .* at least 1"),
+        (Knapsack, {"budget": 1}, "budget = 1 .* k_min = 2"),
+        (Knapsack, {"budget": 129}, "budget = 129 .* k_max = 128"),
     ],
 )
-def test_bad_settings_name_key_value_and_remedy(make: Callable[[], Any], key: str, remedy: str) -> None:
-    with pytest.raises(ValueError, match=r"p =|k =|window =|max_attempts =") as caught:
-        make()
-    assert key in str(caught.value)
-    assert remedy in str(caught.value)
+def test_bad_settings_name_key_value_and_remedy(cls: Any, fields: dict[str, Any], message: str) -> None:
+    """The first word is the field: config.py puts its section in front."""
+    with pytest.raises(ValueError, match=f"^{message}"):
+        cls(**fields)
 
 
 def test_legal_corners() -> None:
@@ -298,6 +335,32 @@ def test_fallback_of_the_shift_is_told() -> None:
     assert ngu.weigh(state) == centred([exact(0.5), exact(0.95), 1])
     assert not ngu.falls_back(group([0] * 20, [1, 0]))
     assert not NeverGiveUp(anchor="none").falls_back(state)
+    assert NeverGiveUp(anchor="downsample").falls_back(group([0.9] * 97, [0.8, 0.95, 1], n_fresh=3)) is False
+    assert NeverGiveUp(anchor="downsample").falls_back(group([1] * 97, [0.8, 0.9, 0.95], n_fresh=3)), "b is above .95"
+
+
+@st.composite
+def chains(draw: Any, n_rounds: int = 3) -> Group:
+    """Any chain of one to three rounds of four, of which any number of the newest attempts survives."""
+    reward = draw(st.sampled_from([st.integers(0, 1), st.sampled_from([0, 1, Fraction(7, 12), exact(0.1)])]))
+    rounds = draw(st.lists(st.lists(reward, min_size=4, max_size=4), min_size=1, max_size=n_rounds))
+    return group(*rounds, n_fresh=draw(st.integers(0, 4 * len(rounds))))
+
+
+@given(chains(n_rounds=1), st.floats(0, 1, exclude_max=True))
+def test_p_0_decides_as_dynamic_sampling(state: Group, u: float) -> None:
+    """Oracle 3.7: without retries every chain has one round, whatever of it is fresh."""
+    assert NeverGiveUp(p=0.0).judge(state, Coin(u)) == DynamicSampling().judge(state, Coin(u))
+
+
+@given(chains(), st.sampled_from(list(STRATEGIES)))
+def test_weights_are_finite_and_silent_without_contrast(state: Group, name: str) -> None:
+    """One an attempt; a group without contrast gets zeros or nothing, of every strategy with its defaults but RAFT."""
+    weights = STRATEGIES[name]().weigh(state)
+    assert len(weights) == len(state.fresh)
+    assert all(weight is None or abs(weight) < 1e6 for weight in weights)
+    if not state.has_contrast and name != "gvm-raft":
+        assert all(not weight for weight in weights)
 
 
 # ------------------------------------------------------------------------------- one prompt at a time
@@ -315,6 +378,19 @@ def test_fallback_of_the_shift_is_told() -> None:
 )
 def test_no_positive_resampling_retires(threshold: float, rewards: list[int], expected: Decision) -> None:
     assert NoPositiveResampling(16, threshold).judge(group(rewards), Coin(0)) == expected
+
+
+def test_the_threshold_is_met_exactly_and_on_any_scale() -> None:
+    """.55 * 100 is 55.00000000000001 in floats; 7 of 8 of twelve points each are .875."""
+    assert NoPositiveResampling(100, 0.55).judge(group([1] * 55 + [0] * 45), Coin(0)) == Decision(TRAIN, retire=True)
+    assert NoPositiveResampling(100, 0.55).judge(group([1] * 54 + [0] * 46), Coin(0)) == Decision(TRAIN)
+    twelfths = group([12] * 7 + [0], max_reward=12)
+    assert NoPositiveResampling(8, 0.875).judge(twelfths, Coin(0)).retire
+    assert not NoPositiveResampling(8, 0.876).judge(twelfths, Coin(0)).retire
+    tenths = group([0.9] * 8)
+    assert NoPositiveResampling(8, 0.875).judge(tenths, Coin(0)) == Decision(GIVE_UP, retire=True), (
+        "without contrast too"
+    )
 
 
 @pytest.mark.parametrize(
@@ -336,6 +412,13 @@ def test_reinforce_ada_stops(mode: Any, rounds: list[list[int]], expected: Verdi
     assert verdict(ReinforceAda(mode), group(*rounds)) == expected
 
 
+def test_all_right_after_stale_failures_is_solved() -> None:
+    """Not given up: what it lacks is a fresh failure to contrast with."""
+    state = group([0] * 8, [1] * 8, n_fresh=8)
+    assert verdict(ReinforceAda("positive"), state) == SOLVED
+    assert verdict(DynamicSampling(), state) == SOLVED
+
+
 @pytest.mark.parametrize(
     ("rewards", "kept"),
     [
@@ -350,6 +433,34 @@ def test_reinforce_ada_keeps_half_of_each(rewards: list[int], kept: set[int]) ->
     assert {i for i, weight in enumerate(weights) if weight is not None} == kept
     b = sum(rewards) / len(rewards)
     assert [weights[i] for i in sorted(kept)] == pytest.approx([rewards[i] - b for i in sorted(kept)])
+
+
+@given(chains(), st.integers(2, 6))
+def test_reinforce_ada_keep_rule(state: Group, keep: int) -> None:
+    """keep, or all there are; half of them at the maximum unless one side is short; the newest of each side."""
+    weights = ReinforceAda(keep=keep).weigh(state)
+    rewards = [attempt.reward for attempt in state.fresh]
+    if not state.has_contrast:
+        assert all(weight is None for weight in weights)
+        return
+    best = [i for i, reward in enumerate(rewards) if reward == max(rewards)]
+    others = [i for i, reward in enumerate(rewards) if reward != max(rewards)]
+    kept = [i for i, weight in enumerate(weights) if weight is not None]
+    assert len(kept) == min(keep, len(rewards))
+    n_best = sum(i in best for i in kept)
+    assert [i for i in kept if i in best] == best[len(best) - n_best :]
+    assert [i for i in kept if i in others] == others[len(others) - (len(kept) - n_best) :]
+    is_short = len(best) < keep // 2 or len(others) < keep - keep // 2
+    assert n_best == keep // 2 or (is_short and n_best >= min(len(best), keep // 2))
+    assert [weights[i] for i in kept] == [float(rewards[i] - state.baseline) for i in kept]
+
+
+def test_reinforce_ada_divides_by_the_deviation_of_all_fresh_draws() -> None:
+    weights = ReinforceAda(divide_by="std").weigh(group([1] * 2 + [0] * 14))
+    std = sqrt(0.125 * 0.875)
+    assert [weight for weight in weights if weight is not None] == pytest.approx(
+        [0.875 / std] * 2 + [-0.125 / std] * 2, rel=1e-5
+    )
 
 
 def test_reinforce_ada_takes_its_mean_over_all_draws() -> None:
@@ -384,6 +495,19 @@ def test_static_estimates(n_right: int, draws: int) -> None:
     assert ada.allocate([waits(), waits(memory)]) == [Decision(RETRY, 32), Decision(RETRY, draws)]
 
 
+def test_static_estimates_wait_for_32_verdicts() -> None:
+    ada, prompt = ReinforceAdaStatic(), Prompt("p0", max_reward=12)
+    memory = ada.learn(None, prompt, [12, 6] * 10)
+    assert memory == (20, 10), "a partial score is not right"
+    assert ada.allocate([waits(memory)]) == [Decision(RETRY, 12)]
+    memory = ada.learn(memory, prompt, [0] * 10)
+    assert ada.allocate([waits(memory)]) == [Decision(RETRY, 4)], "the smallest group"
+    assert ada.learn(memory, prompt, [0, 0, 12, 12]) == (32, 10)
+    assert verdict(ada, group([1, 0, 0, 0])) == TRAIN
+    assert verdict(ada, group([0] * 4)) == GIVE_UP
+    assert ada.weigh(group([1, 0, 0, 0])) == (0.75, -0.25, -0.25, -0.25)
+
+
 def test_online_estimates() -> None:
     """N ~ 1/sqrt(p + eps): 32 for what is never solved, 4 times fewer at 15 eps more; forgotten by .9 a visit."""
     ada = ReinforceAdaOnline()
@@ -399,6 +523,47 @@ def test_online_estimates() -> None:
     weights = ada.weigh(group([1, 0, 0, 0]))
     assert weights == pytest.approx([0.75 / sqrt(0.3), *[-0.25 / sqrt(0.3)] * 3])
     assert ada.weigh(group([0, 0])) == (0.0, 0.0)
+
+
+@given(st.floats(0, 1), st.floats(1e-3, 0.5))
+def test_online_law(p: float, eps: float) -> None:
+    """N sqrt(p + eps) is constant within rounding, and N within its range."""
+    free = ReinforceAdaOnline(k_min=2, k_max=4096, eps=eps)
+    n = free.allocate([waits((p, 1 - p))])[0].draws
+    assert n == 2 or abs(n - 4096 * sqrt(eps / (p + eps))) <= 0.5
+    assert 4 <= ReinforceAdaOnline(eps=eps).allocate([waits((p, 1 - p))])[0].draws <= 32
+
+
+@given(st.lists(st.lists(st.sampled_from([-3, 0, 6, 12, Fraction(1, 3)]), min_size=1, max_size=8), max_size=8))
+def test_pass_rates_are_discounted_mean_scores(visits: list[list[Any]]) -> None:
+    """Mean reward as a share of max_reward, clipped to [0, 1]; what came before counts .9 at each new visit."""
+    for strategy in (ReinforceAdaOnline(), Knapsack()):
+        memory, alpha, beta = None, 1.0, 1.0
+        for rewards in visits:
+            memory = strategy.learn(memory, Prompt("p0", max_reward=12), rewards)
+            rate = max(0.0, float(sum(rewards) / Fraction(12 * len(rewards))))
+            alpha, beta = 0.9 * alpha + len(rewards) * rate, 0.9 * beta + len(rewards) * (1 - rate)
+        assert (memory or (1.0, 1.0)) == pytest.approx((alpha, beta), abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.floats(0.01, 30)), min_size=1, max_size=20), st.integers(2, 12))
+def test_knapsack_spends_its_budget_exactly(memories: list[tuple[float, float]], budget: int) -> None:
+    draws = [d.draws for d in Knapsack(budget=budget, k_max=16).allocate([waits(memory) for memory in memories])]
+    assert sum(draws) == budget * len(memories)
+    assert all(2 <= n <= 16 for n in draws)
+
+
+def test_gvm_published_shares() -> None:
+    """Oracle 8.5: equal G, p = .5, .1, .02; and the same with scores out of 12."""
+    for scale in (1, 12):
+        rounds = [[scale] * n + [0] * (50 - n) for n in (25, 5, 1)]
+        probes = [Waiting(Prompt("p", max_reward=scale), group(r, max_reward=scale), None, 2.5) for r in rounds]
+        draws = [decision.draws for decision in GvmRaft(budget=10_000).allocate(probes)]
+        assert [n / 30_000 for n in draws] == pytest.approx([0.1720, 0.3674, 0.4606], abs=1e-4)
+    tiny = waits(None, [exact(1e-200), 0])
+    assert sum(d.draws for d in GvmRaft(penalty=0, power=9.0).allocate([tiny, waits(None, [1, 0])])) == 16, (
+        "no overflow"
+    )
 
 
 def test_gvm_shares_follow_pass_rates_and_norms() -> None:
@@ -452,6 +617,11 @@ def test_the_knapsack_is_filled_best(rates: list[float]) -> None:
         best = max(value(rates, c) for c in product(range(2, 11), repeat=3) if sum(c) == total)
         assert value(rates, counts) == pytest.approx(best, abs=1e-12)
     assert fill_knapsack(rates, 1000, 2, 10) == [10, 10, 10]
+
+
+def test_knapsack_published_shares() -> None:
+    """Oracle 8.5."""
+    assert fill_knapsack([0.5, 0.1, 0.02], 16, 2, 128) == [6, 8, 2]
 
 
 def test_knapsack_gives_most_to_what_is_in_between() -> None:

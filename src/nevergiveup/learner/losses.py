@@ -137,10 +137,9 @@ def score_centering(
     head_NH = q_NH * gradient_weight(loss, log_ratio_NH.exp(), advantages_N.unsqueeze(-1), ratio_mask)
     least = torch.finfo(p_NH.dtype).tiny
     tail_q_N, tail_p_N = (1 - q_NH.sum(-1)).clamp(min=0), (1 - p_NH.sum(-1)).clamp(min=least)
-    tail_ratio_N = (tail_p_N / tail_q_N.clamp(min=least)).clamp(max=torch.finfo(p_NH.dtype).max)
-    # a f(1/a), never above 1 as f never is above rho: a head that holds everything does no harm
-    tail_N = tail_q_N / tail_p_N * gradient_weight(loss, tail_ratio_N, advantages_N, ratio_mask)
-    tail_N = torch.where(tail_q_N > 0, tail_N.clamp(max=1.0), 0.0)
+    # a f(1/a): from 0 to 1, as f never is above rho, so that a head that holds everything does no harm
+    tail_weight_N = gradient_weight(loss, tail_p_N / tail_q_N.clamp(min=least), advantages_N, ratio_mask)
+    tail_N = tail_q_N / tail_p_N * tail_weight_N
     known_N1 = (top_sampler_logprobs_NH < math.inf).all(-1, keepdim=True)
     coefficient_NH = torch.where(known_N1, head_NH - tail_N.unsqueeze(-1) * p_NH, 0.0)
     return advantages_N * (coefficient_NH * top_logprobs_NH).sum(-1)
