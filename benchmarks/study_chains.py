@@ -281,7 +281,7 @@ def claims(seeds: Sequence[int], out: Path) -> list[Claim]:
 
 HEAD = """# Every strategy on `chains`
 
-Written by `make study-chains` ({took}); do not edit. Seeds {seeds}; nothing was left out or chosen by its outcome.
+Written by `make study-chains`; do not edit. Seeds {seeds}; nothing was left out or chosen by its outcome.
 
 The task `chains` (preset "study"), a tiny Llama that a noisy teacher warm-started, and {budget:,} completions for every
 arm ({steps} steps of {per_step} for GRPO, which trains on all it draws). All arms of a seed begin with the same policy and have
@@ -294,11 +294,10 @@ seeds, in brackets the least and the greatest.
 """
 
 
-def page(seeds: Sequence[int], out: Path, minutes: float | None) -> str:
-    took = f"{minutes:.0f} minutes on {len(os.sched_getaffinity(0))} cores" if minutes else "from finished runs"
+def page(seeds: Sequence[int], out: Path) -> str:
     lines = [
         HEAD.format(
-            took=took, seeds=", ".join(map(str, seeds)), budget=BUDGET, steps=N_STEPS, per_step=COMPLETIONS_PER_STEP,
+            seeds=", ".join(map(str, seeds)), budget=BUDGET, steps=N_STEPS, per_step=COMPLETIONS_PER_STEP,
             lr=base(0).learner.lr, n=len(seeds),
         ),
         "| strategy | easy | medium | hard | extra hard | all | steps |",
@@ -359,12 +358,11 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=Path("docs/results/chains.md"))
     options = parser.parse_args()
     began = time.perf_counter()
-    is_whole = not options.out.exists()
     run_all(options.seeds, options.out)
-    minutes = (time.perf_counter() - began) / 60
+    options.page.parent.mkdir(parents=True, exist_ok=True)
     plot(options.seeds, options.out, options.page.with_suffix(".png"))
-    options.page.write_text(page(options.seeds, options.out, minutes if is_whole else None))
-    print(f"{options.page}: written after {minutes:.1f} minutes")
+    options.page.write_text(page(options.seeds, options.out))
+    print(f"{options.page}: written after {(time.perf_counter() - began) / 60:.1f} minutes")
 
 
 if __name__ == "__main__":

@@ -9,15 +9,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from nevergiveup.cli import BAD_INPUT, FAILED, INTERRUPTED, main
-from nevergiveup.config import resolve, settings_to_json
+from nevergiveup.config import CHOICES, resolve, settings_to_json
 from nevergiveup.objectives import LOSSES
 from nevergiveup.recipes import RECIPES
+from nevergiveup.settings import Settings
 from nevergiveup.strategies import STRATEGIES
+
+CHOSEN = [(section, name) for section in CHOICES for name in CHOICES[section]]
 
 TINY = [
     *("--model.warm-steps", "2", "--model.warm-batch", "8", "--task.n-prompts", "16", "--eval.n-prompts", "8"),
@@ -66,6 +71,19 @@ def test_help_shows_the_values_and_the_strategy_of_this_very_command(
     assert "--resume DIR" in printed
 
 
+@pytest.mark.parametrize(("section", "name"), CHOSEN)
+def test_help_without_a_recipe_shows_the_settings_of_what_is_chosen(
+    section: str, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit) as done:
+        main(["train", f"--{section}", name, "--help"])
+    assert done.value.code == 0
+    shown = set(re.findall(rf"--{section}\.(?!no-)([a-z-]+)", capsys.readouterr().out))
+    assert shown == {field.name.replace("_", "-") for field in fields(CHOICES[section][name])}
+    assert main(["train", f"--{section}", "nothing", "--help"]) == BAD_INPUT
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -108,14 +126,48 @@ DEFECTS = {
         ["--model.path", "model", "--task.max-prompt-tokens", "512", "--sampling.max-new-tokens", "600"],
         ["sampling.max_new_tokens = 600", "task.max_prompt_tokens = 512", "context is 1024", "lower one of them"],
     ),
+    "more tokens than a model has": (
+        ["--model.path", "model", "--learner.score-centering", "129"],
+        ["learner.score_centering = 129", "vocabulary of 128 tokens", "lower it"],
+    ),
+    "more tokens than chains have": (
+        [
+            "--task.name",
+            "chains",
+            "--model.path=",
+            "--task.max-prompt-tokens",
+            "8",
+            "--learner.score-centering",
+            "1000",
+        ],
+        ["learner.score_centering = 1000", "vocabulary of 46 tokens", "lower it"],
+    ),
 }
 
 
+def values_that_cannot_be() -> dict[str, tuple[list[str], list[str]]]:
+    """For every setting of every strategy and loss, and of all sections, what is below it or no such value."""
+    sections = {field.name: type(getattr(Settings(), field.name)) for field in fields(Settings)}
+    every = [(section, cls, []) for section, cls in sections.items() if is_dataclass(cls) and section not in CHOICES]
+    every += [(section, CHOICES[section][name], [f"--{section}", name]) for section, name in CHOSEN]
+    defects = {}
+    for section, cls, choose in every:
+        for name, hint in get_type_hints(cls).items():
+            if name in {field.name for field in fields(cls)} and hint is not str:
+                value = "-1" if {int, float} & {hint, *get_args(hint)} else "nonsense"
+                words = [*choose, f"--{section}.{name.replace('_', '-')}={value}"]
+                defects[" ".join(words)] = (words, [f"{section}.{name} = "])
+    return defects
+
+
 def test_defects_end_in_one_message_before_torch_is_loaded(tmp_path: Path) -> None:
+    defects = DEFECTS | values_that_cannot_be()
+    assert len(defects) > 100
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 1024}))
-    (tmp_path / "words.json").write_text(json.dumps({name: words for name, (words, _) in DEFECTS.items()}))
+    config = {"model_type": "llama", "max_position_embeddings": 1024, "vocab_size": 128}
+    (model / "config.json").write_text(json.dumps(config))
+    (tmp_path / "words.json").write_text(json.dumps({name: words for name, (words, _) in defects.items()}))
     script = """
 import contextlib, io, json, sys
 from nevergiveup.cli import main
@@ -130,7 +182,7 @@ print(json.dumps([results, sorted({"torch", "transformers", "numpy"} & sys.modul
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     results, loaded = json.loads(done.stdout)
     assert loaded == []
-    for name, (_, parts) in DEFECTS.items():
+    for name, (_, parts) in defects.items():
         status, message = results[name]
         assert status == BAD_INPUT, name
         assert [part for part in parts if part not in message] == [], name

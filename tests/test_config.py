@@ -117,7 +117,7 @@ DEFECTS = [  # table of cases.md C38: text of the file, line, what the message m
     ("[strategy]\np = 1.2", 2, ["strategy.p = 1.2", "give a number from 0"]),
     ("[strategy]\nwindow = -1", 2, ["strategy.window = -1", "must be 0 or more"]),
     ("[strategy]\n# a typo\np_nug = 0.9", 3, ['"strategy.p_nug"', "did you mean strategy.p (p_ngu)?"]),
-    ('[strategy]\nname = "fixed"\np = 0.9', 3, ["strategy.p = 0.9", '"fixed" asks no prompt again', 'name = "ngu"']),
+    ('[strategy]\nname = "fixed"\np = 0.9', 3, ["strategy.p = 0.9", 'this run has "fixed"', 'name = "ngu"']),
     ("[eval]\nn = 4\nk = 8", 3, ["eval.k = 8", "eval.n = 4", "raise eval.n"]),
     ("[eval]\ntemperature = 0\nn = 8", 3, ["eval.n = 8", "eval.temperature = 0", "set eval.n = 1"]),
     ('[learner]\n\nlr = "fast"', 3, ['learner.lr = "fast"', "must be a finite number"]),
@@ -145,8 +145,10 @@ def test_defects_are_refused_with_file_line_key_value_and_remedy(
         (["--sampling.max-tokens", "9"], ["did you mean --sampling.max-new-tokens (max_tokens)?"]),
         (
             ["--strategy", "fixed", "--strategy.p", ".9"],
-            ["strategy.p", '"fixed" asks no prompt again', "--strategy ngu"],
+            ["strategy.p", 'belongs to strategy "ngu", but this run has "fixed"', "--strategy ngu", "leave p out"],
         ),
+        (["--strategy", "speed", "--strategy.max-attempts", "2"], ['"ngu", but this run has "speed"']),
+        (["--strategy.k-max", "9"], ['strategy "ada-online" and "knapsack", but', "--strategy ada-online"]),
         (["--strategy", "fixd"], ['"fixd"', "did you mean fixed?"]),
         (["--learner.lr"], ["--learner.lr needs a value"]),
         (["--learner.lr", "--steps", "2"], ["--learner.lr needs a value"]),
@@ -159,13 +161,20 @@ def test_defects_are_refused_with_file_line_key_value_and_remedy(
         (["--strategy", "knapsack", "--strategy.budget", "1"], ["strategy.budget = 1", "k_min = 2"]),
         (["--strategy", "ada-online", "--strategy.discount", "0"], ["strategy.discount = 0.0", "above 0"]),
         (["--strategy", "gvm-raft", "--strategy.power", "0"], ["strategy.power = 0.0", "at least 1"]),
-        (["--strategy", "speed", "--strategy.k", "4"], ["strategy.k", 'this run has "speed"', "leave k out"]),
+        (
+            ["--strategy", "speed", "--strategy.k", "4"],
+            ['"ngu", "fixed", "dapo" and "no-positive", but this run has "speed"'],
+        ),
         (
             ["--strategy", "fixed", "--strategy.leave-one-out", "--strategy.divide-by", "std"],
             ["strategy.leave_one_out"],
         ),
         (["--strategy.gamma", "-1"], ["strategy.gamma = -1.0", "F-GRPO"]),
         (["--loss", "cispoo"], ['"cispoo"', "did you mean cispo?"]),
+        (["--loss", "ppo"], ['"ppo" is no loss: there are grpo, reinforce, cispo, gspo']),
+        (["--strategy", "grpo"], ['"grpo" is no strategy: there are ngu, fixed, dapo']),
+        (["--clip_ratio_high", "0.28"], ["did you mean --loss.clip-high (clip_ratio_high)?"]),
+        (["--loss-type", "cispo"], ["did you mean --loss (loss_type)?"]),
         (["--loss.clip-low", "0"], ["loss.clip_low = 0.0", "above 0"]),
         (["--loss.dual-clip", "1"], ["loss.dual_clip = 1.0", "usually 3"]),
         (["--loss", "reinforce", "--loss.cap", "0"], ["loss.cap = 0.0", "usually 2"]),
@@ -179,6 +188,14 @@ def test_defects_are_refused_with_file_line_key_value_and_remedy(
         (["--learner.kl-beta", "-1"], ["learner.kl_beta = -1.0"]),
         (["--learner.normalize", "mean"], ["learner.normalize", '"sequence"']),
         (["--batch.n-completions", "0"], ["batch.n_completions = 0"]),
+        (
+            ["--batch.n-completions", "100", "--strategy", "dapo"],
+            ["batch.n_completions = 100 takes 25 groups of 4", "no more than 24", "batch.max_pending = 25"],
+        ),
+        (
+            ["--batch.n-completions", "33", "--strategy", "fixed", "--batch.max-pending", "none"],
+            ["batch.n_completions = 33 takes 9 groups of 4", "no more than 8"],
+        ),
         (["--sampling.overlong-buffer", "16"], ["sampling.overlong_buffer = 16", "sampling.max_new_tokens = 16"]),
         (["--task.impossible", "0.1"], ["task.impossible = 0.1", "chains"]),
         (["steps", "2"], ['"steps" belongs to no flag']),
@@ -207,7 +224,7 @@ def test_refused_flags(tmp_path: Path, flags: list[str], parts: list[str]) -> No
         ("learner = 1", "learner is a section: write [learner]"),
         ("[sampling]\ntop_p = 0.9", "must have the same distribution"),
         ("[learner]\nbeta = 0.1", "learner.kl_beta"),
-        ("requeue = true", 'only strategy "ngu" asks again'),
+        ("requeue = true", 'strategy "ngu" asks failed prompts again'),
         ("[strategy]\nstd = true", "strategy.divide_by"),
         ("xyzzy = 1", "ngu train --help"),
     ],
@@ -271,6 +288,12 @@ def settings_keys() -> set[str]:
         ("learner.lr = 1\n  learner . bad = 2", 2),
         ("learner = { lr = 1, bad = 2 }", 1),
         ("\ufeffseed = 1\r\n[learner]\r\nbad = 1\r\n", 3),
+        ("[learner]\nlr = 1\n\n  [ bad . worse ] # no section\n  lr = 1", 5),
+        ("[learner]\nlr = 1\n[bad]\n[eval]\nn = 1", 3),
+        ("[[bad]]\nlr = 1\n[bad.learner]\nlr = 1\n[[bad]]\nlr = 2", 1),
+        ("bad = [\n  [1, 2],\n  { n = 1 },\n]\n[bad2]\nn = 1", 1),
+        ("seed = 1\n" + "# comment\n" * 20_000 + "bad = 1", 20_002),
+        ("task.data = '''\n" + "[learner]\n" * 500 + "'''\nlearner.bad = 1", 503),
     ],
 )
 def test_the_line_is_the_one_on_which_the_key_stands(tmp_path: Path, text: str, line: int) -> None:
@@ -346,6 +369,12 @@ def test_every_strategy_and_loss_is_chosen_by_one_word(section: str, name: str, 
     row = json.loads(json.dumps(settings_to_json(by_flag)))
     assert row[section]["name"] == name
     assert settings_from_json(row) == by_flag
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_batch_of_completions_that_may_fill_is_accepted(name: str) -> None:
+    flags = ["--strategy", name, "--batch.n-completions"]
+    assert resolve(RECIPE, None, [*flags, "96"]).batch.n_completions == 96  # 24 groups of 4, all that may be open
 
 
 def test_settings_of_a_loss() -> None:

@@ -222,7 +222,7 @@ def test_large_vocabularies_are_searched_like_small_ones(n_vocab: int) -> None:
     logits[:, rng.random(n_vocab) < 0.3] = -np.inf
     uniform = rng.random(400)
     uniform[:2] = 0, 1 - 2.0**-53  # the ends
-    tokens, logprobs, *_ = sample_tokens(torch.tensor(logits), 0.5, torch.tensor(uniform))
+    tokens, logprobs, top = sample_tokens(torch.tensor(logits), 0.5, torch.tensor(uniform), 9)
     weights = np.exp(2 * (logits - logits.max(1, keepdims=True)))
     shares = np.cumsum(weights, 1) / weights.sum(1, keepdims=True)
     expected = np.array([np.searchsorted(row, u, side="right") for row, u in zip(shares, uniform, strict=True)])
@@ -230,6 +230,22 @@ def test_large_vocabularies_are_searched_like_small_ones(n_vocab: int) -> None:
     assert np.isfinite(logits[np.arange(400), tokens.numpy()]).all()  # never a token of probability 0
     chosen = np.log(weights[np.arange(400), tokens.numpy()] / weights.sum(1))
     np.testing.assert_allclose(logprobs.numpy(), chosen, atol=2e-6)
+    assert top is not None
+    best = np.argsort(-logits, axis=1)[:, :9]
+    assert (top[0].numpy() == best).all()
+    expected_top = np.log(np.take_along_axis(weights, best, 1) / weights.sum(1, keepdims=True))
+    np.testing.assert_allclose(top[1].numpy(), expected_top, atol=2e-6)
+
+
+def test_unlikely_tokens_keep_their_order_and_their_logprobs() -> None:
+    """Where float32 has no number for the probability: below e^-104."""
+    logits = torch.tensor([[0.0, 5.0, -3.0, 2.0, 4.75], [5.0, 4.984375, 2.0, 0.0, -3.0]])
+    drawn = sample_tokens(logits, 1 / 64, torch.tensor([0.5, 0.5], dtype=torch.float64), 5)
+    assert drawn.top is not None
+    assert drawn.top[0].tolist() == [[1, 4, 3, 0, 2], [0, 1, 2, 3, 4]]
+    expected = (64 * logits.double()).log_softmax(-1).sort(descending=True).values
+    assert expected[1, 1] == pytest.approx(-1.3132617)  # the sum is not the greatest alone
+    torch.testing.assert_close(drawn.top[1].double(), expected, atol=2e-7, rtol=1e-7)
 
 
 def test_two_token_example_of_the_case_list() -> None:
@@ -299,30 +315,37 @@ def test_the_same_calls_give_the_same_completions_bit_by_bit() -> None:
     assert once() == once()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
-@pytest.mark.parametrize("n_top", [1, 5, VOCAB])
-def test_the_most_likely_tokens_come_along(n_top: int, temperature: float) -> None:
-    """At each place of completions that share rows and slots, against a plain forward pass of the model."""
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.3])
+@pytest.mark.parametrize(("n_top", "n_slots"), [(1, 5), (5, 1), (5, 5), (5, 64), (VOCAB, 5)])
+def test_the_most_likely_tokens_come_along(n_top: int, n_slots: int, temperature: float) -> None:
+    """At each place of completions that share rows and use slots again, against a plain forward pass of the model."""
     model = llama()
-    options: dict[str, Any] = {"temperature": temperature, "max_new_tokens": 9, "n_slots": 5, "eos_ids": [3]}
-    rows = prompts(2, 9, 4, 7)
+    options: dict[str, Any] = {"temperature": temperature, "max_new_tokens": 9, "n_slots": n_slots}
+    options["eos_ids"] = list(range(0, VOCAB, 4))  # some end with their very first token
+    rows = prompts(2, 9, 4, 7, 5, 12)
     engine = TorchEngine(model, n_top=n_top, **options)
+    n_outside, lengths = 0, set()
     for prompt, completions in zip(rows, sample_all(engine, rows, 4), strict=True):
         for completion in completions:
             ids, logprobs = completion.top_ids, completion.top_logprobs
             assert ids is not None
             assert logprobs is not None
             assert len(ids) == len(logprobs) == len(completion.tokens)
-            logits = model(torch.tensor([prompt.tokens + completion.tokens])).logits[0, len(prompt.tokens) - 1 : -1]
-            plain = (logits / (temperature or 1.0)).log_softmax(-1)
-            expected = plain.topk(n_top, dim=-1).values
-            assert torch.allclose(torch.tensor(logprobs), expected, atol=2e-5)
-            assert torch.allclose(torch.tensor(logprobs), plain.gather(1, torch.tensor(ids)), atol=2e-5)
+            lengths.add(len(ids))
+            plain, told = plain_logprobs(model, prompt, completion, temperature or 1.0), torch.tensor(logprobs).double()
+            assert torch.allclose(told, plain.topk(n_top, dim=-1).values, atol=2e-5)
+            assert torch.allclose(told, plain.gather(1, torch.tensor(ids)), atol=2e-5)
             for token, logprob, top, values in zip(completion.tokens, completion.logprobs, ids, logprobs, strict=True):
                 assert len(set(top)) == n_top
+                assert list(values) == sorted(values, reverse=True)
                 assert token not in top or values[top.index(token)] == logprob, "bit for bit the same number"
+                n_outside += token not in top
+                assert temperature > 0 or token == top[0]
             if n_top == VOCAB:
-                assert torch.tensor(logprobs).exp().sum(-1).tolist() == pytest.approx([1.0] * len(ids), abs=1e-5)
+                assert told.exp().sum(-1).tolist() == pytest.approx([1.0] * len(ids), abs=1e-5)
+    assert len(lengths) > 1
+    assert min(lengths) == 1
+    assert (n_outside > 0) == (temperature > 0 and n_top < VOCAB)
     without = sample_all(TorchEngine(model, **options), rows, 4)
     assert all(completion.top_ids is None and completion.top_logprobs is None for row in without for completion in row)
     again = sample_all(TorchEngine(model, n_top=n_top, **options), rows, 4)
@@ -674,6 +697,8 @@ def test_prompts_that_cannot_be_served() -> None:
         ({"temperature": math.nan}, "temperature"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"n_slots": 0}, "n_slots"),
+        ({"n_top": -1}, "n_top must be from 0 to the model's vocabulary of 40, not -1"),
+        ({"n_top": 41}, "n_top must be from 0 to the model's vocabulary of 40, not 41"),
         ({"eos_ids": [40]}, "eos_ids"),
         ({"max_context": 129}, "max_context"),
         ({"max_context": 8}, "max_context"),

@@ -389,6 +389,7 @@ def test_the_reference_is_frozen_and_not_saved(tmp_path: Path) -> None:
     learner = TorchLearner(model, lr=1e-2, kl_beta=0.5, reference=start)
     step(learner, random_batch(5))
     assert all(torch.equal(before[name], p) and p.grad is None for name, p in start.named_parameters())
+    assert not any(p.requires_grad for p in start.parameters())
     learner.save(tmp_path / "with")
     TorchLearner(make_model(seed=2)).save(tmp_path / "without")
     names = [set(load_file(tmp_path / name / "weights.safetensors")) for name in ("with", "without")]
@@ -456,6 +457,80 @@ def test_score_centering_needs_the_top_tokens_and_uses_them() -> None:
     assert_same_gradient(seen[0], seen[1], 1e-6)
     assert_same_gradient(seen[0], seen[2], 1e-6)
     assert any((seen[0][name] - plain[name]).abs().max() > 1e-4 for name in plain)
+
+
+@pytest.mark.parametrize(
+    "loss", [Clipped(0.2, 0.28, dual_clip=1.5), Reinforce(1.2), Cispo(0.1)], ids=lambda loss: loss.name
+)
+@pytest.mark.parametrize("budget", [1, 100_000])
+def test_score_centering_is_that_of_one_completion_at_a_time(loss: Loss, budget: int) -> None:
+    """Another model samples; masks on tokens and on ratios, a temperature, and the 4 ids that the sampler finds likeliest."""
+    model, sampler = make_model().double().eval(), make_model(seed=1).double().eval()
+    with torch.no_grad():
+        for each in (model, sampler):
+            each.lm_head.weight.mul_(5)  # untrained, both are nearly uniform: every ratio would be near 1
+    low, high, temperature = 0.5, 2.0, 0.8
+
+    def weight_of(ratio: float, advantage: float) -> float:
+        if not low <= ratio <= high:
+            return 0.0
+        if isinstance(loss, Reinforce):
+            return min(ratio, 1.2)
+        if isinstance(loss, Cispo):
+            return min(ratio, 1.1)
+        stopped = ratio > 1.28 if advantage > 0 else ratio < 0.8 or ratio > 1.5
+        return 0.0 if stopped else ratio
+
+    batch, groups = random_batch(1), []
+    total, n, n_context, n_masked = torch.zeros((), dtype=torch.float64), 0, 0, 0
+    for group in batch.groups:
+        attempts = []
+        for attempt, advantage in zip(group.attempts, group.weights, strict=True):
+            own = attempt.completion
+            assert own is not None
+            sequence, first = torch.tensor([group.prompt.tokens + own.tokens]), len(group.prompt.tokens) - 1
+            log_p = (model(sequence, use_cache=False).logits[0, first:-1] / temperature).log_softmax(-1)
+            with torch.no_grad():
+                log_q = (sampler(sequence, use_cache=False).logits[0, first:-1] / temperature).log_softmax(-1)
+            top = log_q.topk(4)
+            chosen = log_q[range(len(own.tokens)), list(own.tokens)]
+            completion = replace(
+                own, logprobs=tuple(chosen.tolist()), top_ids=tuple(map(tuple, top.indices.tolist())),
+                top_logprobs=tuple(map(tuple, top.values.tolist())),
+            )  # fmt: skip
+            attempts.append(replace(attempt, completion=completion))
+            if advantage is None:
+                continue
+            for i, token in enumerate(own.tokens):
+                if own.mask is not None and not own.mask[i]:
+                    n_context += advantage != 0.0
+                    continue
+                n += 1
+                p, q = log_p[i].detach().exp().tolist(), log_q[i].exp().tolist()
+                ids = top.indices[i].tolist()
+                a = (1 - sum(q[v] for v in ids)) / (1 - sum(p[v] for v in ids))
+                n_masked += advantage != 0.0 and not low <= p[token] / q[token] <= high
+                total = total - weight_of(p[token] / q[token], advantage) * advantage * log_p[i, token]
+                for v in ids:
+                    centre = q[v] * weight_of(p[v] / q[v], advantage) - a * weight_of(1 / a, advantage) * p[v]
+                    total = total + advantage * centre * log_p[i, v]
+        groups.append(replace(group, attempts=tuple(attempts)))
+    assert n_context > 0
+    assert n_masked > 0
+    (total / n).backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    learner = TorchLearner(
+        model,
+        loss=loss,
+        score_centering=True,
+        ratio_mask=(low, high),
+        temperature=temperature,
+        micro_batch_tokens=budget,
+    )
+    metrics, got = step_and_gradient(learner, model, replace(batch, groups=tuple(groups)))
+    assert metrics["masked_share"] > 0
+    assert_same_gradient(got, expected, 1e-6)
 
 
 @pytest.mark.parametrize("loss", [Clipped(), Clipped(dual_clip=3.0), Reinforce(), Cispo()], ids=str)

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from nevergiveup.engines.torch import TorchEngine
+from nevergiveup.models import tiny_llama
 from nevergiveup.protocols import InfrastructureError
 from nevergiveup.runtimes.process import ProcessDied, ProcessRuntime
+from nevergiveup.types import Prompt
 
 pytestmark = pytest.mark.slow
 
@@ -95,6 +98,30 @@ def test_calls_exceptions_tensors_and_cancellation():
             pass
 
     with_service(check, 10)
+
+
+def make_engine():
+    torch.set_num_threads(1)
+    model = tiny_llama(20, bos_id=0, eos_id=1, pad_id=2, max_positions=32, seed=0, hidden=16, layers=1, heads=2)
+    return TorchEngine(model, max_new_tokens=6, n_top=3)
+
+
+def test_a_completion_crosses_as_it_is():
+    prompt = Prompt(id="p", tokens=(5, 6, 7))
+
+    async def main():
+        runtime = ProcessRuntime()
+        try:
+            engine = await runtime.place(make_engine, "engine")
+            return await asyncio.wait_for(engine.sample(prompt, 4, 9), 60)
+        finally:
+            await runtime.close()
+
+    completions = asyncio.run(main())
+    assert completions == asyncio.run(make_engine().sample(prompt, 4, 9))
+    for completion in completions:
+        assert [len(ids) for ids in completion.top_ids] == [3] * len(completion.tokens)
+        assert [len(logprobs) for logprobs in completion.top_logprobs] == [3] * len(completion.tokens)
 
 
 def test_large_messages_both_ways_at_once_do_not_lock():

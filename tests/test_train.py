@@ -3,16 +3,18 @@
 import json
 import shutil
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 from rich.console import Console
 
 from nevergiveup.events import read_events
+from nevergiveup.objectives import Cispo
 from nevergiveup.recipes import RECIPES
 from nevergiveup.report.live import PlainView
 from nevergiveup.scheduler import Ledger
 from nevergiveup.settings import BatchSettings, EvalSettings, ModelSettings
-from nevergiveup.strategies import DynamicSampling, FixedK, NeverGiveUp
+from nevergiveup.strategies import DynamicSampling, FixedK, GvmRaft, Knapsack, NeverGiveUp
 from nevergiveup.train import newest_checkpoint, train
 
 pytestmark = pytest.mark.slow
@@ -108,6 +110,28 @@ def test_a_resumed_run_goes_on_and_counts_nothing_twice(start, tmp_path):
     assert sum(e.n_trained for e in seen if e.kind == "trained") == summary["ledger"]["trained"]
     assert [e.version for e in seen if e.kind == "published"] == list(range(1, 10))
     assert summary["totals"]["completions/all/drawn"] == summary["ledger"]["drawn"]
+
+
+def test_after_a_resume_the_kl_term_still_refers_to_the_policy_that_the_run_began_with(start, tmp_path):
+    settings = small(start, strategy=FixedK(), learner=replace(RECIPES["demo"].settings.learner, kl_beta=0.01))
+    run(replace(settings, steps=4), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"steps": 5}))
+    run(settings, tmp_path, resume=True)
+    rows = [json.loads(line)["kl_reference"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0] == pytest.approx(0, abs=1e-9)  # nothing has been learned yet
+    assert rows[4] > 1e-6  # against the restored policy it would be 0 again
+
+
+@pytest.mark.parametrize("strategy", [GvmRaft(), Knapsack()], ids=lambda s: s.name)
+def test_a_run_says_at_its_start_what_it_will_cost_and_what_the_shares_follow(start, tmp_path, strategy):
+    text = StringIO()
+    settings = replace(small(start), strategy=strategy, loss=Cispo(), steps=1)
+    train(settings, tmp_path, PlainView(Console(file=text, width=1000)))
+    assert f"{strategy}" in text.getvalue()
+    assert strategy.cost_in_words() in text.getvalue()
+    assert f"{Cispo()}" in text.getvalue()
+    assert ("come from the learner" in text.getvalue()) == isinstance(strategy, GvmRaft)
 
 
 def test_a_run_folder_is_never_overwritten(start, tmp_path):

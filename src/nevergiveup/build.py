@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from nevergiveup.config import model_context
+from nevergiveup.config import model_context, model_vocabulary
 from nevergiveup.fetch import FOLDER, cache_folder
 from nevergiveup.protocols import Engine, Task
 from nevergiveup.settings import Settings
@@ -73,10 +73,13 @@ def check(settings: Settings) -> None:
             raise ValueError("task.data is for gsm8k: the task chains generates its own prompts")
         if not settings.model.path:
             settings.check_context(CHAINS_CONTEXT)
+            settings.check_vocabulary(len(Chains(settings.seed, settings.task.preset).vocabulary))
             return
     folder = model_folder(settings)
     if isinstance(folder, Path) and (context := model_context(folder)) is not None:
         settings.check_context(context)
+    if isinstance(folder, Path) and (n_tokens := model_vocabulary(folder)) is not None:
+        settings.check_vocabulary(n_tokens)
     if settings.task.data:
         if not Path(settings.task.data).is_file():
             raise ValueError(f"task.data = {settings.task.data!r} is no file")
@@ -229,6 +232,7 @@ def make_learner(
     """start: folder of the policy that the run began with, which a KL term refers to."""
     from nevergiveup.learner.policy import TorchLearner
 
+    settings.check_vocabulary(model.config.get_text_config().vocab_size)  # of a model that had no folder to look into
     options = settings.learner
     low, high = options.ratio_mask_low, options.ratio_mask_high
     return TorchLearner(

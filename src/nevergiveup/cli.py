@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from contextlib import closing
 from difflib import get_close_matches
@@ -167,11 +169,16 @@ def _print_train_help(words: list[str]) -> None:
     from nevergiveup.settings import Settings
 
     recipe, config, _, _ = _split_off(words)
+    width = max(60, shutil.get_terminal_size().columns)
     choices = (
-        f"\n{section}:\n" + "\n".join(f"  {name:14} {_first_sentence(cls)}" for name, cls in variants.items())
+        f"\n{section}:\n"
+        + "\n".join(
+            textwrap.fill(f"  {name:14} {_first_sentence(cls)}", width, subsequent_indent=" " * 17)
+            for name, cls in variants.items()
+        )
         for section, variants in CHOICES.items()
     )
-    settings = resolve(recipe, Path(config) if config else None, words) if recipe else Settings()
+    settings = resolve(recipe or None, Path(config) if config else None, words)
     tyro.cli(
         Settings,
         default=settings,

@@ -51,6 +51,10 @@ NAMES_ELSEWHERE: Mapping[str, str] = {
     "epsilon": "loss.clip_low",
     "epsilon_high": "loss.clip_high",
     "clip_range": "loss.clip_low",
+    "clip_ratio_low": "loss.clip_low",
+    "clip_ratio_high": "loss.clip_high",
+    "eps_clip": "loss.clip_low",
+    "eps_clip_high": "loss.clip_high",
     "delta": "loss.dual_clip",
     "clip_ratio_c": "loss.dual_clip",
     "importance_sampling_cap": "loss.cap",
@@ -59,6 +63,7 @@ NAMES_ELSEWHERE: Mapping[str, str] = {
     "beta": "learner.kl_beta",
     "kl": "learner.kl_beta",
     "kl_coef": "learner.kl_beta",
+    "kl_loss_coef": "learner.kl_beta",
     "overlong_buffer_len": "sampling.overlong_buffer",
     "max_tokens": "sampling.max_new_tokens",
     "max_completion_length": "sampling.max_new_tokens",
@@ -79,7 +84,7 @@ NOT_OFFERED: Mapping[str, str] = {
     "top_k": _CUT_DISTRIBUTION,
     "min_p": _CUT_DISTRIBUTION,
     "repetition_penalty": _CUT_DISTRIBUTION,
-    "requeue": 'only strategy "ngu" asks again, with probability strategy.p: choose it with strategy = "ngu"',
+    "requeue": 'strategy "ngu" asks failed prompts again, with probability strategy.p: choose it with strategy = "ngu"',
     "filter": 'strategies like "ngu" and "dapo" drop groups without contrast, "fixed" keeps them: set strategy',
     "recipe": "the recipe stands on the command line: ngu train RECIPE --config FILE",
 }
@@ -105,17 +110,19 @@ _Layer: TypeAlias = dict[str, _Given]
 # ------------------------------------------------------------------------ public
 
 
-def resolve(recipe: str, toml: Path | None = None, flags: Sequence[str] = ()) -> Settings:
+def resolve(recipe: str | None, toml: Path | None = None, flags: Sequence[str] = ()) -> Settings:
     """The settings of a run. flags: command-line words such as `["--strategy", "dapo", "--learner.lr", "1e-6"]`.
 
+    recipe: None stands for the default of every field, which the help page shows.
     Raises ConfigError.
     """
-    if recipe not in RECIPES:
+    if recipe is not None and recipe not in RECIPES:
         near = get_close_matches(recipe, RECIPES, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(RECIPES)}"
         raise ConfigError(f'there is no recipe "{recipe}": {hint}')
     layers = [] if toml is None else [_read_toml(toml)]
-    return _merge(RECIPES[recipe].settings, [*layers, _read_flags(flags)])
+    base = Settings() if recipe is None else RECIPES[recipe].settings
+    return _merge(base, [*layers, _read_flags(flags)])
 
 
 def settings_to_json(settings: Settings) -> dict[str, Any]:
@@ -139,6 +146,16 @@ def model_context(folder: str | Path) -> int | None:
 
     Reads config.json alone. Raises ConfigError when that is not JSON.
     """
+    return _of_model(folder, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
+
+
+def model_vocabulary(folder: str | Path) -> int | None:
+    """Token ids that a Hugging Face model folder says it has; None and ConfigError as in `model_context`."""
+    return _of_model(folder, "vocab_size")
+
+
+def _of_model(folder: str | Path, *keys: str) -> int | None:
+    """The first of these numbers that the model folder's config.json has."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         return None
@@ -150,7 +167,7 @@ def model_context(folder: str | Path) -> int | None:
         raise ConfigError(f"{path} is no model configuration: it holds no JSON object")
     text_config = config.get("text_config")  # of models that also see or hear
     for part in (config, text_config if isinstance(text_config, dict) else {}):
-        for key in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx"):
+        for key in keys:
             if isinstance(part.get(key), int):
                 return int(part[key])
     return None
@@ -174,22 +191,26 @@ def _read_toml(path: Path) -> _Layer:
 
 
 def _lines_of_keys(text: str) -> dict[str, int]:
-    """Dotted key -> line on which it is set, counted from 1.
+    """Dotted key -> line on which it is set, counted from 1. The text must be valid TOML.
 
-    A key is set on the first line after the longest beginning of the text that is valid TOML and does not have it. (Inside a
-    multi-line value no beginning is valid, so its key gets the line on which it starts.)
+    In valid TOML, the fewest lines from the start of a statement that are valid by themselves are that statement; below its
+    section header it gives the key. (The parts of a multi-line value are not valid: its key gets the line on which it starts.)
     """
     lines: dict[str, int] = {}
-    rows = text.replace("\r\n", "\n").split("\n")
-    start = 1
-    for n in range(1, len(rows) + 1):
+    header, start, statement = "", 1, ""
+    for n, row in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
+        statement += row + "\n"
+        if n > start and not any(end in row for end in ("]", "}", '"""', "'''")):
+            continue  # a multi-line value does not end here: parsing it after every row would take its length squared
+        if statement.lstrip(" \t").startswith("["):
+            header, statement = statement, ""
         try:
-            table = tomllib.loads("\n".join(rows[:n]))
+            table = tomllib.loads(header + statement)
         except tomllib.TOMLDecodeError:
             continue
         for key, _ in _flatten(table):
             lines.setdefault(key, start)
-        start = n + 1
+        start, statement = n + 1, ""
     return lines
 
 
@@ -279,7 +300,7 @@ def _name_of(section: str, item: _Given) -> str:
     variants = CHOICES[section]
     if isinstance(item.value, str) and item.value in variants:
         return item.value
-    near = get_close_matches(str(item.value), variants, n=1, cutoff=0.4)
+    near = get_close_matches(str(item.value), variants, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(variants)}"
     raise ConfigError(f"{item.where}: {section} = {_shown(item.value)} is no {section}: {hint}")
 
@@ -374,11 +395,9 @@ def _refusal(key: str, item: _Given, chosen: Mapping[str, str]) -> ConfigError:
         return ConfigError(f"{start}: {key} is a section: write {example}, where KEY is one of {names}")
     if owners := [owner for owner in CHOICES.get(section, ()) if key in _keys_of(section, owner)]:
         choose = f"--{section} {owners[0]}" if is_flag else f'{section}.name = "{owners[0]}"'
-        names = " and ".join(f'"{owner}"' for owner in owners)
-        here = f'this run has "{chosen[section]}"'
-        if name in ("p", "max_attempts"):
-            here = f'"{chosen[section]}" asks no prompt again'
-        return ConfigError(f"{start} belongs to {section} {names}, but {here}: set {choose}, or leave {name} out")
+        names = " and ".join(", ".join(f'"{owner}"' for owner in owners).rsplit(", ", 1))
+        has = f'this run has "{chosen[section]}"'
+        return ConfigError(f"{start} belongs to {section} {names}, but {has}: set {choose}, or leave {name} out")
     what = f"there is no flag --{key}" if is_flag else f'there is no key "{key}"'
     for spelling in (name, name.lower()):
         if spelling in NOT_OFFERED:

@@ -132,11 +132,16 @@ class Loop:
 
     async def _generate(self, tasks: asyncio.TaskGroup) -> None:
         while True:
+            n_ready = self.scheduler.n_ready
             while self._n_out < self.max_in_flight and (request := self.scheduler.next()) is not None:
                 self._n_out += request.n
                 server = tasks.create_task(self._serve(request))
                 self._servers.add(server)
                 server.add_done_callback(self._servers.discard)
+            if (
+                self.scheduler.n_ready > n_ready
+            ):  # an allocator decided to train: the trainer may be waiting for just that
+                self._changed.set()
             await self._wait_for_change()
 
     async def _serve(self, request: Request) -> None:

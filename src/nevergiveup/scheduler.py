@@ -564,6 +564,8 @@ class Scheduler:
         set, the end of the run), a batch may hold fewer groups.
         """
         size = self.n_completions or self.n_groups
+        if self._waiting:
+            self._refill()  # plans may make groups ready
         if not self._ready or (self._ready_size() < size and not self._is_dry()):
             return None
         groups: list[tuple[_Chain, TrainGroup]] = []

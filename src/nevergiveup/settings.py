@@ -7,12 +7,12 @@ Checks that concern one field or several fields together are in `check`, and run
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isfinite
+from math import ceil, isfinite
 from typing import Literal
 
 from nevergiveup.objectives import Clipped, Gspo, Loss, Normalize
 from nevergiveup.scheduler import RetryOrder
-from nevergiveup.strategies import AnyStrategy, NeverGiveUp
+from nevergiveup.strategies import AnyStrategy, DynamicSampling, FixedK, NeverGiveUp, NoPositiveResampling
 from nevergiveup.types import Prompt
 
 
@@ -209,8 +209,24 @@ class Settings:
                 f"batch.max_pending = {self.batch.max_pending} is below batch.n_groups = {self.batch.n_groups}: "
                 "a batch could never fill; raise it"
             )
+        self._check_batch_of_completions(first)
         if self.learner.schedule == "cosine" and self.steps is None:
             raise ValueError('learner.schedule = "cosine" needs steps, to know where it ends')
+
+    def _check_batch_of_completions(self, first: int) -> None:
+        """Refuses what could never fill, for strategies whose groups have `first` completions and no more."""
+        batch = self.batch
+        if batch.n_completions is None or not isinstance(
+            self.strategy, FixedK | DynamicSampling | NoPositiveResampling
+        ):
+            return
+        n_needed = ceil(batch.n_completions / first)
+        n_open = ceil((batch.lag + 1) * batch.n_groups) if batch.max_pending is None else batch.max_pending
+        if n_open < n_needed:
+            raise ValueError(
+                f"batch.n_completions = {batch.n_completions} takes {n_needed} groups of {first}, but no more than {n_open} "
+                f"are open at once, so that a batch could never fill: set batch.max_pending = {n_needed} or more"
+            )
 
     def _check_loss(self) -> None:
         low, high = self.learner.ratio_mask_low, self.learner.ratio_mask_high
@@ -235,6 +251,14 @@ class Settings:
             raise ValueError(
                 f"task.max_prompt_tokens = {self.task.max_prompt_tokens} and sampling.max_new_tokens = "
                 f"{self.sampling.max_new_tokens} need {needed} tokens, but the model's context is {context}: lower one of them"
+            )
+
+    def check_vocabulary(self, n_tokens: int) -> None:
+        """Raises ValueError unless the sampler's most likely tokens, as many as asked for, exist in a model of `n_tokens`."""
+        if self.learner.score_centering > n_tokens:
+            raise ValueError(
+                f"learner.score_centering = {self.learner.score_centering} is more than the model's vocabulary of {n_tokens} "
+                "tokens: lower it, usually to 8 to 128, or set 0 for off"
             )
 
     def _check_positive(self) -> None:

@@ -33,7 +33,7 @@ from nevergiveup.runtimes.here import HereRuntime, ThreadedLearner
 from nevergiveup.runtimes.process import ProcessRuntime
 from nevergiveup.scheduler import Scheduler
 from nevergiveup.settings import Settings
-from nevergiveup.strategies import NeverGiveUp
+from nevergiveup.strategies import Allocator, NeverGiveUp
 from nevergiveup.tasks.chains import Chains
 from nevergiveup.types import Completion, Exact, exact
 
@@ -228,6 +228,11 @@ class _Run:
             f"policy of {n_parameters / 1e6:.1f} M parameters from {self.start}",
             f"{strategy}",
             strategy.cost_in_words(),
+            *(
+                ["gradient norms of the right attempts of a probe come from the learner"]
+                if isinstance(strategy, Allocator) and strategy.wants_gradient_norms
+                else []
+            ),
             f"{self.settings.loss}",
             f"run folder {self.out}",
         ]

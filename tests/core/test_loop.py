@@ -50,6 +50,7 @@ class CountingLearner:
     def __init__(self):
         self.version = 0
         self.batches = []
+        self.norm = 1.0
 
     async def step(self, batch):
         self.batches.append(batch)
@@ -60,7 +61,7 @@ class CountingLearner:
     async def gradient_norms(self, groups):
         self.measured = [*getattr(self, "measured", []), *groups]
         await asyncio.sleep(0)
-        return [1.0] * len(groups)
+        return [self.norm] * len(groups)
 
     async def weights(self):
         return {}
@@ -366,3 +367,16 @@ def test_rewards_are_shaped_after_grading():
     run(loop)
     rewards = {reward for event in events if isinstance(event, Judged) for reward in event.rewards}
     assert rewards == {Fraction(-1, 4), Fraction(3, 4)}
+
+
+def test_groups_that_an_allocator_sends_to_training_wake_the_trainer():
+    """Norms of 0: nobody gets a share, and every group with a right answer is trained on as it is, decided in `next`."""
+    for seed in range(20):
+        loop, scheduler, learner, events = make(
+            prompts(0.5, n=40), strategy=GvmRaft(probe=4, budget=4, block=8), n_steps=12, stall_s=1.0,
+            max_pending=16, gradient_norms=True, seed=seed,
+        )  # fmt: skip
+        learner.norm = 0.0
+        assert run(loop) == "all 12 steps are done"
+        assert {event.verdict for event in events if isinstance(event, Planned)} == {"train", "give_up"}
+        scheduler.check_balance()

@@ -40,12 +40,14 @@ def _mix(x: Array) -> Array:
 
 
 class Drawn(NamedTuple):
-    """Tokens with their natural log-probabilities (float32); and the most likely ones of each row, most likely first."""
+    """Tokens with their natural log-probabilities (float32).
+
+    top: ids and log-probabilities [N, H] of the most likely ones of each row, most likely first; None when H is 0.
+    """
 
     token_N: Tensor
     logprob_N: Tensor
-    top_ids_NH: Tensor
-    top_logprobs_NH: Tensor
+    top: tuple[Tensor, Tensor] | None
 
 
 def sample_tokens(logits_NV: Tensor, temperature: float, uniform_N: Tensor, n_top: int = 0) -> Drawn:
@@ -57,7 +59,8 @@ def sample_tokens(logits_NV: Tensor, temperature: float, uniform_N: Tensor, n_to
     logits_NV = logits_NV.float()
     if temperature not in (0, 1):
         logits_NV = logits_NV / temperature
-    weights_NV = (logits_NV - logits_NV.amax(-1, keepdim=True)).exp_()
+    greatest_N1 = logits_NV.amax(-1, keepdim=True)
+    weights_NV = (logits_NV - greatest_N1).exp_()
     if temperature == 0:
         token_N1, total_N1 = logits_NV.argmax(-1, keepdim=True), weights_NV.sum(-1, keepdim=True, dtype=torch.float64)
     elif (n_vocab := weights_NV.shape[1]) <= BLOCK:
@@ -74,10 +77,14 @@ def sample_tokens(logits_NV: Tensor, temperature: float, uniform_N: Tensor, n_to
         token_N1 = (block_N1 * BLOCK + within_N1).clamp_(max=n_vocab - 1)
     logprob_N = (weights_NV.gather(1, token_N1) / total_N1).log()[:, 0].float()
     if not n_top:
-        nothing = token_N1[:, :0]
-        return Drawn(token_N1[:, 0], logprob_N, nothing, nothing.float())
-    top = weights_NV.topk(n_top, dim=-1)
-    return Drawn(token_N1[:, 0], logprob_N, top.indices, (top.values / total_N1).log().float())
+        return Drawn(token_N1[:, 0], logprob_N, None)
+    top_NH, top_ids_NH = logits_NV.topk(n_top, dim=-1)
+    seen_NH = weights_NV.gather(1, top_ids_NH)
+    # As the drawn token's, bit for bit. Where a weight is too small for float32, no token is drawn, and the logit tells.
+    top_logprobs_NH = torch.where(
+        seen_NH > 0, (seen_NH / total_N1).log(), (top_NH - greatest_N1).double() - total_N1.log()
+    )
+    return Drawn(token_N1[:, 0], logprob_N, (top_ids_NH, top_logprobs_NH.float()))
 
 
 def _search(weights_NV: Tensor, share_N1: Tensor) -> tuple[Tensor, Tensor, Tensor]:

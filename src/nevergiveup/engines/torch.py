@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from nevergiveup.protocols import InfrastructureError, Weights
 from nevergiveup.types import Completion, Finish, Prompt, completion_seeds
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
+_Top: TypeAlias = tuple[Array, Array]
+"""Ids and log-probabilities of the most likely tokens of one place, or of several."""
 
 PREFILL_TOKENS = 1024
 """Padded prompt tokens in one prefill pass at most (one prompt always fits): bounds memory and the time to the next yield."""
@@ -276,15 +278,18 @@ class TorchEngine:
         cache, logits_BV = self._forward.prefill([request.prompt.tokens for request in batch])
         stream_N = streams(np.array([seed for request in batch for seed in request.seeds]))
         prompt_rows = np.repeat(np.arange(len(batch)), [len(request.seeds) for request in batch])
-        drawn = self._draw(logits_BV[self._on_device(prompt_rows)], stream_N, np.zeros_like(stream_N))
-        firsts = zip(drawn.tokens.tolist(), drawn.logprobs.tolist(), drawn.top_ids, drawn.top_logprobs, strict=True)
+        first_N = np.zeros_like(stream_N)
+        tokens, logprobs, top = self._draw(logits_BV[self._on_device(prompt_rows)], stream_N, first_N)
+        tops = itertools.repeat(None, len(tokens)) if top is None else zip(*top, strict=True)
+        firsts = zip(tokens.tolist(), logprobs.tolist(), tops, strict=True)
         for prompt_row, request in enumerate(batch):
             origin = _Origin(cache, prompt_row)
-            for i, (token, logprob, *top) in enumerate(itertools.islice(firsts, len(request.seeds))):
+            for i, (token, logprob, its_top) in enumerate(itertools.islice(firsts, len(request.seeds))):
                 if self._is_end_V[token] or self._max_new == 1:
-                    self._finish(request, i, self.version, [token], [logprob], top[0][None], top[1][None])
+                    only = its_top and (its_top[0][None], its_top[1][None])
+                    self._finish(request, i, self.version, [token], [logprob], only)
                 else:
-                    self._ready.append(_Sequence(request, i, self.version, token, logprob, top[0], top[1], origin))
+                    self._ready.append(_Sequence(request, i, self.version, token, logprob, its_top, origin))
         self._counters["prompts"] += len(batch)
         self._counters["prompt_tokens"] += sum(len(request.prompt.tokens) for request in batch)
 
@@ -308,7 +313,8 @@ class TorchEngine:
         self._logprobs[new_slots, 0] = [sequence.logprob for sequence in new]
         if self._n_top:
             for slot, sequence in zip(new_slots, new, strict=True):
-                self._top_ids[slot, 0], self._top_logprobs[slot, 0] = sequence.top_ids, sequence.top_logprobs
+                if sequence.top is not None:
+                    self._top_ids[slot, 0], self._top_logprobs[slot, 0] = sequence.top
         self._n_new[new_slots] = 1
 
         slots = np.concatenate([self._slots, np.array(new_slots, dtype=np.int64)])
@@ -343,37 +349,37 @@ class TorchEngine:
         if self._n_rows < len(slots):
             logits_NV = logits_NV[self._on_device(row_of)]
         n_new = self._n_new[slots]
-        drawn = self._draw(logits_NV, self._stream[slots], n_new)
+        tokens, logprobs, top = self._draw(logits_NV, self._stream[slots], n_new)
 
-        self._newest[slots] = self._tokens[slots, n_new] = drawn.tokens
-        self._logprobs[slots, n_new] = drawn.logprobs
-        if self._n_top:
-            self._top_ids[slots, n_new], self._top_logprobs[slots, n_new] = drawn.top_ids, drawn.top_logprobs
+        self._newest[slots] = self._tokens[slots, n_new] = tokens
+        self._logprobs[slots, n_new] = logprobs
+        if top is not None:
+            self._top_ids[slots, n_new], self._top_logprobs[slots, n_new] = top
         self._n_new[slots] = n_new + 1
         self._position[slots] += 1
         self._counters["decode_steps"] += 1
         self._counters["slot_steps"] += len(slots)
-        is_over = self._is_end_V[drawn.tokens] | (n_new + 1 == self._max_new)
+        is_over = self._is_end_V[tokens] | (n_new + 1 == self._max_new)
         if len(over := slots[is_over]):
             lengths = self._n_new[over].tolist()
             all_tokens = self._tokens[over, : max(lengths)].tolist()
             all_logprobs = self._logprobs[over, : max(lengths)].tolist()
             for slot, n, its_tokens, its_logprobs in zip(over.tolist(), lengths, all_tokens, all_logprobs, strict=True):
                 sequence = self._sequences[slot]
+                its_top = (self._top_ids[slot, :n], self._top_logprobs[slot, :n]) if self._n_top else None
                 self._finish(
-                    sequence.request, sequence.index, sequence.version_first, its_tokens[:n], its_logprobs[:n],
-                    self._top_ids[slot, :n], self._top_logprobs[slot, :n],
-                )  # fmt: skip
+                    sequence.request, sequence.index, sequence.version_first, its_tokens[:n], its_logprobs[:n], its_top
+                )
             self._release(is_over)
 
-    def _draw(self, logits_NV: Tensor, stream_N: Array, index_N: Array) -> _Drawn:
-        """One token a row, on the host."""
+    def _draw(self, logits_NV: Tensor, stream_N: Array, index_N: Array) -> tuple[Array, Array, _Top | None]:
+        """Tokens, log-probs and the most likely ones, on the host."""
         uniform_N = torch.from_numpy(uniforms(stream_N, index_N)).to(logits_NV.device)
-        drawn = sample_tokens(logits_NV, self._temperature, uniform_N, self._n_top)
-        on_host = _Drawn(*(tensor.cpu().numpy() for tensor in drawn))
-        if not np.isfinite(on_host.logprobs).all():
+        token_N, logprob_N, top = sample_tokens(logits_NV, self._temperature, uniform_N, self._n_top)
+        tokens, logprobs = token_N.cpu().numpy(), logprob_N.cpu().numpy()
+        if not np.isfinite(logprobs).all():
             raise ValueError(f"the model's logits are not finite (policy version {self.version})")
-        return on_host
+        return tokens, logprobs, None if top is None else (top[0].cpu().numpy(), top[1].cpu().numpy())
 
     def _finish(
         self,
@@ -382,15 +388,14 @@ class TorchEngine:
         version_first: int,
         tokens: list[int],
         logprobs: list[float],
-        top_ids: Array,
-        top_logprobs: Array,
+        top: _Top | None,
     ) -> None:
         finish: Finish = "stop" if self._is_end_V[tokens[-1]] else "length"
         text = "" if self._tokenizer is None else self._tokenizer.decode(tokens, skip_special_tokens=True)
         request.completions[index] = Completion(
             tuple(tokens), tuple(logprobs), text, finish, version_first, self.version,
-            top_ids=tuple(map(tuple, top_ids.tolist())) if self._n_top else None,
-            top_logprobs=tuple(map(tuple, top_logprobs.tolist())) if self._n_top else None,
+            top_ids=None if top is None else tuple(map(tuple, top[0].tolist())),
+            top_logprobs=None if top is None else tuple(map(tuple, top[1].tolist())),
         )  # fmt: skip
         request.n_missing -= 1
         self._counters["completions"] += 1
@@ -400,15 +405,6 @@ class TorchEngine:
 
     def _on_device(self, values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=torch.long, device=self._forward.device)
-
-
-class _Drawn(NamedTuple):
-    """`sampling.Drawn` on the host."""
-
-    tokens: Array
-    logprobs: Array
-    top_ids: Array
-    top_logprobs: Array
 
 
 @dataclass(eq=False, slots=True)
@@ -435,15 +431,14 @@ class _Origin:
 
 @dataclass(eq=False, slots=True)
 class _Sequence:
-    """A completion that has begun. token, logprob and the tops: its first; origin: of its prompt, until it has a slot."""
+    """A completion that has begun. token, logprob, top: its first; origin: of its prompt, until it has a slot."""
 
     request: _Request
     index: int
     version_first: int
     token: int
     logprob: float
-    top_ids: Array
-    top_logprobs: Array
+    top: _Top | None
     origin: _Origin | None
 
 

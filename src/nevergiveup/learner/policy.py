@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -48,13 +48,14 @@ FORMAT = 1
 """Of the checkpoint; another number is refused."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sample:
     """A completion to train on.
 
     trained: one flag a completion token; None means all of them.
     same_version: sampled by the very policy that is about to be updated.
-    group: its number in the batch. scale: what the loss of each of its tokens is multiplied by (`Normalize`).
+    group: its number in the batch. scale: what the loss of each of its tokens is multiplied by (`Normalize`); set once all
+        samples of the step are known.
     top_ids, top_logprobs: as in `Completion`.
     """
 
@@ -443,7 +444,8 @@ class TorchLearner:
                 f"learner.score_centering: completions of a step come with {min(n_top)} to {max(n_top)} of the sampler's most "
                 "likely tokens at each place; sample all of them with the same number"
             )
-        return self._scaled(samples), n_weighted, n_truncated
+        self._set_scales(samples)
+        return samples, n_weighted, n_truncated
 
     def _sample(self, prompt: Prompt, attempt: Attempt, weight: float, group: int) -> Sample | None:
         """None: no token of it is trained. Raises ValueError for what cannot be trained on."""
@@ -477,21 +479,21 @@ class TorchLearner:
             attempt.version == self.version, group, 1.0, top_ids, top_logprobs,
         )  # fmt: skip
 
-    def _scaled(self, samples: list[Sample]) -> list[Sample]:
-        """The samples with their `scale`: the sum of scale * loss over all tokens is the average that was asked for."""
-        if self._normalize == "token":
-            n_tokens = sum(sample.n_trained for sample in samples)
-            scales = [1 / n_tokens for _ in samples]
-        elif self._normalize == "sequence":
-            scales = [1 / (len(samples) * sample.n_trained) for sample in samples]
-        elif self._normalize == "constant":
-            scales = [1 / (len(samples) * (self._max_new_tokens or 1)) for _ in samples]
-        else:
-            of_group: Counter[int] = Counter()
-            for sample in samples:
-                of_group[sample.group] += sample.n_trained
-            scales = [1 / (len(of_group) * of_group[sample.group]) for sample in samples]
-        return [replace(sample, scale=scale) for sample, scale in zip(samples, scales, strict=True)]
+    def _set_scales(self, samples: list[Sample]) -> None:
+        """So that the sum of scale * loss over all tokens of `samples`, the whole step, is the average that was asked for."""
+        n_tokens = sum(sample.n_trained for sample in samples)
+        of_group: Counter[int] = Counter()
+        for sample in samples:
+            of_group[sample.group] += sample.n_trained
+        for sample in samples:
+            if self._normalize == "token":
+                sample.scale = 1 / n_tokens
+            elif self._normalize == "sequence":
+                sample.scale = 1 / (len(samples) * sample.n_trained)
+            elif self._normalize == "constant":
+                sample.scale = 1 / (len(samples) * (self._max_new_tokens or 1))
+            else:
+                sample.scale = 1 / (len(of_group) * of_group[sample.group])
 
     def _logits(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
         """Logits of the positions that predict trained tokens, [N, V].
