@@ -352,6 +352,15 @@ def test_the_most_likely_tokens_come_along(n_top: int, n_slots: int, temperature
     assert [[replace(c, top_ids=None, top_logprobs=None) for c in row] for row in again] == without
 
 
+def test_log_probs_of_the_most_unlikely_tokens_are_exact_too() -> None:
+    """Down to -87 float32 holds the probability; to -104 but a few bits of it; below, nothing."""
+    logits = torch.tensor([[0.0, -80.0, -90.0, -100.0, -103.5, -120.0]])
+    _, _, top = sample_tokens(logits, 1.0, torch.tensor([0.5], dtype=torch.float64), n_top=6)
+    assert top is not None
+    assert top[0].tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert top[1][0].tolist() == pytest.approx(logits[0].tolist(), abs=1e-5)
+
+
 def test_slots_are_refilled_at_once() -> None:
     """Whoever ends makes room for the next: slots are idle only at the very end, when nothing waits any more."""
     n_slots, longest = 4, 40

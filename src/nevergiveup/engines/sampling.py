@@ -80,9 +80,10 @@ def sample_tokens(logits_NV: Tensor, temperature: float, uniform_N: Tensor, n_to
         return Drawn(token_N1[:, 0], logprob_N, None)
     top_NH, top_ids_NH = logits_NV.topk(n_top, dim=-1)
     seen_NH = weights_NV.gather(1, top_ids_NH)
-    # As the drawn token's, bit for bit. Where a weight is too small for float32, no token is drawn, and the logit tells.
+    # As the drawn token's, bit for bit. Where a weight is too small for float32 (0, or but a few bits of it), the logit tells.
+    has_all_bits_NH = (seen_NH >= torch.finfo(torch.float32).tiny) | (top_ids_NH == token_N1)
     top_logprobs_NH = torch.where(
-        seen_NH > 0, (seen_NH / total_N1).log(), (top_NH - greatest_N1).double() - total_N1.log()
+        has_all_bits_NH, (seen_NH / total_N1).log(), (top_NH - greatest_N1).double() - total_N1.log()
     )
     return Drawn(token_N1[:, 0], logprob_N, (top_ids_NH, top_logprobs_NH.float()))
 
