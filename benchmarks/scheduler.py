@@ -1,6 +1,6 @@
 """How fast the scheduler is, and whether its memory stays flat. Standard library only; needs one core and no GPU.
 
-    python benchmarks/scheduler.py                       groups a second with 1,000,000 prompts, microseconds of the parts
+    python benchmarks/scheduler.py                       groups a second with 1,000,000 prompts
     python benchmarks/scheduler.py memory --groups 10_000_000    resident memory over a long run
 
 A group is one round of K = 4 completions: next, deliver (which judges), take (which weighs) and publish are all counted. Pass
@@ -13,8 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from time import perf_counter, process_time
@@ -22,7 +21,7 @@ from time import perf_counter, process_time
 from nevergiveup.events import Event, EventSink, EventWriter
 from nevergiveup.scheduler import Scheduler
 from nevergiveup.strategies import FixedK, NeverGiveUp, Strategy
-from nevergiveup.types import Attempt, Group, Prompt
+from nevergiveup.types import Attempt, Prompt
 
 PASS_RATES = (0.95, 0.5, 0.1, 0.005)
 TARGET_GROUPS_PER_S = 10_000
@@ -67,13 +66,6 @@ def ignore(event: Event) -> None:
     pass
 
 
-def microseconds(call: Callable[[], object], n: int = 20_000) -> float:
-    begin = process_time()
-    for _ in range(n):
-        call()
-    return 1e6 * (process_time() - begin) / n
-
-
 def measure_speed(n_prompts: int, n_groups: int) -> bool:
     begin = perf_counter()
     prompts = [Prompt(str(i)) for i in range(n_prompts)]
@@ -93,17 +85,6 @@ def measure_speed(n_prompts: int, n_groups: int) -> bool:
                 print(f"{name:5}  events to {sink_name:4}  {rate:9,.0f} groups/s")
         writer.close()
 
-    print()
-    rng = Random(0)
-    ngu, prompt = NeverGiveUp(16), Prompt("0")
-    for name, rewards, tried in (
-        ("16 of 0/1 rewards", [1, *[0] * 15], 16),
-        ("16 of 0/1 rewards, 240 failures stale", [1, *[0] * 15], 256),
-    ):
-        fresh = tuple(Attempt(reward, 0) for reward in rewards)
-        group = Group(prompt, fresh, tried, sum(rewards), None if tried == 16 else 0, 0, 1, tried // 16)
-        judge_us, weigh_us = microseconds(partial(ngu.judge, group, rng)), microseconds(partial(ngu.weigh, group))
-        print(f"{name}: judge {judge_us:.1f} us, weigh {weigh_us:.1f} us")
     print(f"\nslowest {slowest:,.0f} groups/s, target {TARGET_GROUPS_PER_S:,}")
     return slowest >= TARGET_GROUPS_PER_S
 

@@ -18,7 +18,7 @@ from nevergiveup.objectives import LOSSES, Cispo, Clipped, Loss, Reinforce
 from nevergiveup.recipes import RECIPES
 from nevergiveup.report.live import PlainView
 from nevergiveup.settings import BatchSettings, EvalSettings, Settings
-from nevergiveup.strategies import STRATEGIES, AnyStrategy, FixedK, NeverGiveUp
+from nevergiveup.strategies import STRATEGIES, AnyStrategy, FixedK, GvmRaft, NeverGiveUp
 from nevergiveup.train import train
 
 N_STEPS = 50
@@ -75,6 +75,16 @@ def test_every_strategy_trains(name: str, start: Path, tmp_path: Path) -> None:
     planned = [event for event in events if isinstance(event, Planned)]
     assert bool(planned) == hasattr(strategy, "allocate")
     assert all((event.gradient_norm is not None) == (name == "gvm-raft") for event in planned)
+
+
+def test_gradient_norms_are_measured_beside_an_engine_in_its_own_process(start: Path, tmp_path: Path) -> None:
+    strategy = GvmRaft(probe=4, budget=4, block=4)
+    summary = run(start, tmp_path / "run", strategy, runtime="process", steps=6)
+    assert summary["steps"] == 6
+    events = [event for _, event in read_events(tmp_path / "run" / "events.jsonl")]
+    norms = [event.gradient_norm for event in events if isinstance(event, Planned)]
+    assert all(norm is not None for norm in norms)
+    assert any(norm for norm in norms)
 
 
 @pytest.mark.parametrize("name", LOSSES)

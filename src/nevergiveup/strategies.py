@@ -210,14 +210,13 @@ class NeverGiveUp:
         if (self.max_attempts is None or group.rounds < self.max_attempts) and rng.random() < self.p:
             return Decision(Verdict.RETRY, self.k)
         best = group.new_max if group.best_before is None else max(group.best_before, group.new_max)
-        return TRAIN if self.virtual_max and self._can_be_weighed(group, best) else GIVE_UP
+        teaches = self.virtual_max and (group.has_contrast or self._fell_short(group, best))
+        return TRAIN if teaches else GIVE_UP
 
-    def _can_be_weighed(self, group: Group, best: Exact | None) -> bool:
-        """Whether the fresh attempts of a given-up group teach something: none of them is the best that there can be, and
-        nothing better was ever drawn. Else a success went stale, which is no failure of the others."""
-        if not group.fresh or group.has_contrast:
-            return group.has_contrast
-        return group.fresh[0].reward == best != group.prompt.max_reward
+    def _fell_short(self, group: Group, best: Exact | None) -> bool:
+        """Whether fresh attempts of one reward are a failure to push away from: below the maximum score, and nothing better
+        was ever drawn. Else a success went stale, which is no failure of the others."""
+        return bool(group.fresh) and group.fresh[0].reward == best != group.prompt.max_reward
 
     def _progresses(self, group: Group) -> bool:
         if self.accept == "above_mean":
@@ -235,7 +234,7 @@ class NeverGiveUp:
                 rewards_of(group), group.tried, group.total, mode=self.anchor, divide_by=self.divide_by
             )  # fmt: skip
             return focused(weights, group, self.gamma)
-        if self.virtual_max and self._can_be_weighed(group, group.best_before):
+        if self.virtual_max and self._fell_short(group, group.best_before):
             return focused(virtual_maximum(rewards_of(group), group.prompt.max_reward), group, self.gamma)
         return (None,) * len(group.fresh)
 

@@ -137,7 +137,10 @@ class Group:
         if not self.fresh:
             return False
         first = self.fresh[0].reward
-        return any(attempt.reward != first for attempt in self.fresh)
+        if isinstance(first, int):
+            return any(attempt.reward != first for attempt in self.fresh)
+        ratio = first.as_integer_ratio()  # comparing fractions by `!=` takes several times as long
+        return any(attempt.reward.as_integer_ratio() != ratio for attempt in self.fresh)
 
     @property
     def is_solved(self) -> bool:

@@ -119,6 +119,13 @@ def test_chain_closed_forms(p: Fraction, k: int, rho: Fraction) -> None:
         assert k * stale.n_attempts / stale.train == k / m
 
 
+@pytest.mark.parametrize("rho", [F(0), F(1, 2), F(95, 100)])
+def test_cost_of_a_trained_group(rho: Fraction) -> None:
+    """Oracle 2.8, p = .01: asking again makes no success cheaper."""
+    odds = chain(4, F(1, 100), rho, kept=False)
+    assert float(4 * odds.n_attempts / odds.train) == pytest.approx(101.51, abs=5e-3)
+
+
 def test_one_group() -> None:
     """Oracles 1.2 to 1.4."""
     p = F(95, 100)

@@ -224,15 +224,6 @@ def test_single_draws_until_success() -> None:
     assert series == pytest.approx(0.04652, abs=1e-5)
 
 
-def test_a_trained_group_costs_the_same_whatever_rho_is() -> None:
-    """Oracle 2.8: K / m, 101.51 at p = .01 and K = 4; NGU moves budget between prompts, it makes no success cheaper."""
-    p, k = 0.01, 4
-    m = 1 - p**k - (1 - p) ** k
-    for rho in (0.0, 0.5, 0.95):
-        g = rho * (1 - p) ** k
-        assert (k / (1 - g)) / (m / (1 - g)) == pytest.approx(101.51, abs=5e-3)
-
-
 def test_story_numbers() -> None:
     """Oracle 9: 255 wrong get -1/256 each; five failed attempts of four and a sixth are 24 completions."""
     assert centred([1] + [0] * 255)[1] == -0.00390625
