@@ -138,10 +138,8 @@ class Loop:
                 server = tasks.create_task(self._serve(request))
                 self._servers.add(server)
                 server.add_done_callback(self._servers.discard)
-            if (
-                self.scheduler.n_ready > n_ready
-            ):  # an allocator decided to train: the trainer may be waiting for just that
-                self._changed.set()
+            if self.scheduler.n_ready > n_ready:
+                self._changed.set()  # an allocator decided to train: the trainer may be waiting for just that
             await self._wait_for_change()
 
     async def _serve(self, request: Request) -> None:
