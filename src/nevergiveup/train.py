@@ -318,22 +318,32 @@ class _Run:
     # -------------------------------------------------------------- evaluation
 
     async def _evaluate(self, step: int) -> None:
-        """Pass rates of the policy as it is now. chains: exact, of both splits; else sampled, of the held-out prompts."""
+        """Pass rates of the policy as it is now. chains: exact, of both splits; else sampled, of the held-out prompts.
+
+        In a thread, so that an engine in its own process goes on meanwhile; but not where a run is to be replayed: how far
+        the engine gets in the meantime would depend on the machine.
+        """
         if not self.data.heldout:
             return
         task, first = self.data.task, not self.evaluations
         if isinstance(task, Chains):
             temperature = self.settings.sampling.temperature
             for split, prompts in (("heldout", self.data.heldout), ("train", self.data.train)):
-                rates = await asyncio.to_thread(build.exact_rates, self.model, task, prompts, temperature)
+                if self.settings.runtime == "here":
+                    rates = build.exact_rates(self.model, task, prompts, temperature)
+                else:
+                    rates = await asyncio.to_thread(build.exact_rates, self.model, task, prompts, temperature)
                 if first:
                     self.buckets |= assign_buckets(rates)
                 self._evaluated(split, mean_by_bucket(rates, self.buckets), step)
         else:
-            counts = await asyncio.to_thread(
-                asyncio.run,
-                build.sampled_counts(self.settings, self.model, self.tokenizer, self.data, self.settings.seed + step),
+            sampling = build.sampled_counts(
+                self.settings, self.model, self.tokenizer, self.data, self.settings.seed + step
             )
+            if self.settings.runtime == "here":
+                counts = await sampling
+            else:
+                counts = await asyncio.to_thread(asyncio.run, sampling)
             by_k = {}
             for k in sorted({1, self.settings.eval.k}):
                 by_k[f"pass@{k}"], n_short = mean_pass_at_k(list(counts.values()), k)
