@@ -87,7 +87,10 @@ def test_the_trained_model_loads_like_any_other_and_has_changed(start, tmp_path)
 def test_here_the_same_seed_gives_the_same_events_and_weights(start, tmp_path):
     from safetensors.torch import load_file
 
-    for name, every in (("one", 0), ("two", 1)):  # nor does it matter how often it is evaluated, and how long that takes
+    for name, every in (
+        ("one", 0),
+        ("two", 1),
+    ):  # nor does it matter how often it is evaluated, and how long that takes
         run(replace(small(start), strategy=NeverGiveUp(), eval=EvalSettings(every=every)), tmp_path / name)
     assert events(tmp_path / "one") == events(tmp_path / "two")
     one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two"))
