@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nevergiveup.tasks.final_number import Number, final_answer, number, same_number
+from nevergiveup.grading.numbers import Number, final_answer, number, same_number
 from nevergiveup.tasks.gsm8k import EXAMPLES, GSM8K, INSTRUCTION, SPLITS, load_rows
 from nevergiveup.types import Completion, Finish, Prompt
 

@@ -18,11 +18,26 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
-from nevergiveup.protocols import Engine, Grader, InfrastructureError, Learner, Task, Weights
+from nevergiveup.protocols import Checker, Engine, Grader, InfrastructureError, Learner, Task, Weights
 from nevergiveup.scheduler import Scheduler
-from nevergiveup.types import Attempt, Batch, Completion, Exact, Grade, Metrics, Prompt, Request, Unverified, exact
+from nevergiveup.types import (
+    Attempt,
+    Batch,
+    Check,
+    Completion,
+    Exact,
+    Grade,
+    Metrics,
+    Prompt,
+    Request,
+    Score,
+    Sum,
+    Unverified,
+    exact,
+)
 
 MAX_FAILURES_IN_A_ROW = 16
 """Requests lost to infrastructure trouble, with no success in between, after which the run ends."""
@@ -39,25 +54,66 @@ class Stalled(RuntimeError):
     """Nothing was delivered for too long while the trainer waited."""
 
 
-class TaskGrader:
-    """Grades in place with a task's own `grade`; what it raises becomes Unverified, never a score."""
+class InPlace:
+    """A Checker that runs checks here and now, without any bound on time or memory: for trusted rules."""
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
-
-    async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Grade]:
-        grades = []
-        for completion in completions:
-            grades.append(self._grade(prompt, completion))
-            await asyncio.sleep(0)  # a slow rule must not hold up everything else
-        return grades
-
-    def _grade(self, prompt: Prompt, completion: Completion) -> Grade:
+    async def check(self, check: Check) -> Grade:
         try:
-            grade = self._task.grade(prompt, completion)
-            return grade if isinstance(grade, Unverified) else exact(grade)
+            return check.function(*check.arguments)
         except Exception:  # whatever a reward function raises says nothing about the completion
             return Unverified(traceback.format_exc())
+
+
+class TaskGrader:
+    """Grades with a task's own `grade`, and has `checker` work out what that leaves to be checked.
+
+    What either raises becomes Unverified, never a score.
+    """
+
+    def __init__(self, task: Task, checker: Checker | None = None) -> None:
+        self._task = task
+        self._checker = checker or InPlace()
+
+    async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Grade]:
+        return list(await asyncio.gather(*(self._grade(prompt, completion) for completion in completions)))
+
+    async def _grade(self, prompt: Prompt, completion: Completion) -> Grade:
+        await asyncio.sleep(0)  # a slow rule must not hold up everything else
+        try:
+            grade = await self._resolved(self._task.grade(prompt, completion))
+            if not isinstance(grade, Unverified):
+                reward_of(grade)  # refuses what is no number
+            return grade
+        except Exception:  # whatever a reward function raises says nothing about the completion
+            return Unverified(traceback.format_exc())
+
+    async def _resolved(self, grade: Grade | Check | Sum) -> Grade:
+        if isinstance(grade, Check):
+            return await self._checker.check(grade)
+        if not isinstance(grade, Sum):
+            return grade
+        total: Exact = 0
+        parts: dict[str, float] = {}
+        first: Score | None = None
+        parts_of = await asyncio.gather(*(self._resolved(part) for _, part in grade.parts.values()))
+        for (name, (weight, _)), part in zip(grade.parts.items(), parts_of, strict=True):
+            if isinstance(part, Unverified):
+                return Unverified(f"{name}: {part.reason}")
+            if first is None and isinstance(part, Score):
+                first = part
+            reward = reward_of(part)
+            total += weight * reward
+            parts[name] = float(reward)
+        total = exact(total)
+        return Score(total, parts=parts) if first is None else replace(first, reward=total, parts=parts)
+
+
+def reward_of(grade: float | Fraction | Score) -> Exact:
+    """The number that counts, exact. Raises ValueError and TypeError for what is no finite number."""
+    reward = grade.reward if isinstance(grade, Score) else grade
+    if reward is None or isinstance(reward, str):
+        raise TypeError(f"a reward must be a number, not {reward!r}")
+    return exact(reward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +134,7 @@ class Loop:
     max_in_flight: completions handed to the engine at once.
     truncated_is_wrong: completions cut by the length limit score 0 whatever the grader says (unverified ones stay so).
     shape: the reward that counts, from the one that was graded (a length penalty, for example).
+    on_graded: called with every request's completions and their grades, before they are delivered.
     on_step: awaited after every step, before the next batch is cut.
     stall_s: longest wait for a batch without anything being delivered.
     """
@@ -93,6 +150,7 @@ class Loop:
         max_in_flight: int,
         truncated_is_wrong: bool = True,
         shape: Callable[[Exact, Completion], Exact] | None = None,
+        on_graded: Callable[[Request, Sequence[Completion], Sequence[Grade]], None] | None = None,
         on_step: Callable[[Step], Awaitable[None]] | None = None,
         stall_s: float = 900.0,
     ) -> None:
@@ -104,6 +162,7 @@ class Loop:
         self.max_in_flight = max_in_flight
         self.truncated_is_wrong = truncated_is_wrong
         self.shape = shape
+        self.on_graded = on_graded
         self.on_step = on_step
         self.stall_s = stall_s
         self._n_out = 0
@@ -158,13 +217,15 @@ class Loop:
 
     async def _deliver(self, request: Request, completions: list[Completion]) -> None:
         grades = await self.grader.grade(request.prompt, completions)
+        if self.on_graded is not None:
+            self.on_graded(request, completions, grades)
         attempts = []
         for completion, grade in zip(completions, grades, strict=True):
             if isinstance(grade, Unverified):
                 self._verdicts.append(grade.reason)
                 continue
             self._verdicts.append(None)
-            reward = 0 if self.truncated_is_wrong and completion.finish == "length" else exact(grade)
+            reward = 0 if self.truncated_is_wrong and completion.finish == "length" else reward_of(grade)
             if self.shape is not None:
                 reward = self.shape(reward, completion)
             attempts.append(Attempt(reward, completion.version_first, completion))

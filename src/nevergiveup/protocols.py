@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from nevergiveup.types import Batch, Completion, Grade, Group, Metrics, Prompt
+from nevergiveup.types import Batch, Check, Completion, Grade, Group, Metrics, Prompt, Sum
 
 Weights: TypeAlias = Mapping[str, Any]
 """Parameter name -> tensor. Opaque to everything but learners, engines and the runtimes that carry them."""
@@ -75,9 +75,19 @@ class Learner(Protocol):
 class Task(Protocol):
     """Prompts and the rule that scores a completion."""
 
-    def prompts(self, split: str) -> Sequence[Prompt]: ...
+    def prompts(self, split: str) -> Sequence[Prompt]:
+        """The prompts of a split, "train" or "test"; the latter may be empty. Raises ValueError for any other."""
+        ...
 
-    def grade(self, prompt: Prompt, completion: Completion) -> Grade: ...
+    def grade(self, prompt: Prompt, completion: Completion) -> Grade | Check | Sum:
+        """Quick and safe whatever the completion holds. What may take long, or run anything, is returned as a Check."""
+        ...
+
+
+class Checker(Protocol):
+    """Works out a Check somewhere. What the check raises comes back as Unverified, never as a score."""
+
+    async def check(self, check: Check) -> Grade: ...
 
 
 class Grader(Protocol):

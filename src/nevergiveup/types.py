@@ -5,8 +5,8 @@ Layer 0. Standard library only. The algorithm sees only `Attempt` and `Group`; t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from math import isfinite
@@ -102,7 +102,46 @@ class Unverified:
     reason: str
 
 
-Grade: TypeAlias = float | Fraction | Unverified
+NO_ANSWER = "no_answer"
+"""Reason of a Score: the completion states no answer at all. It scores 0 and is counted apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A grade that tells how it came about.
+
+    reward: what counts. reason: why, in a few words; the same words for the same cause, for they are counted.
+    answer: what was read from the completion as its answer; None when nothing was.
+    parts: what the reward is made of, by name, each before its weight; they are logged apart.
+    """
+
+    reward: float | Fraction
+    reason: str = ""
+    answer: str | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+Grade: TypeAlias = float | Fraction | Score | Unverified
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A grade that is still to be worked out, where time and memory are bounded: `function(*arguments)` returns it.
+
+    function: importable by name. arguments: picklable. key: checks of one function with equal keys have equal grades, and
+    are worked out once; None: always anew.
+    """
+
+    function: Callable[..., Grade]
+    arguments: tuple[Any, ...]
+    key: Hashable = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A reward that is the weighted sum of named parts: name -> (weight, part). Unverified when one of them is."""
+
+    parts: Mapping[str, tuple[Exact, Grade | Check]]
 
 
 @dataclass(frozen=True, slots=True)

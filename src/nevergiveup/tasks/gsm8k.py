@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from nevergiveup.tasks.final_number import final_answer, number, same_number
+from nevergiveup.grading.numbers import final_answer, number, same_number
 from nevergiveup.types import Completion, Message, Prompt
 
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
