@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from nevergiveup.models import chains_tokenizer, exact_pass_rate, fit_supervised, tiny_llama
+from nevergiveup.models import word_tokenizer, exact_pass_rate, fit_supervised, tiny_llama
 from nevergiveup.tasks.chains import COMPOSITIONS, MAX_OPERATORS, N_VALUES, RELIABILITY, TIERS, Chains
 from nevergiveup.types import Completion, Prompt
 
@@ -178,7 +178,7 @@ def test_the_teacher_is_as_reliable_as_its_tier(preset: Literal["demo", "study"]
 
 
 def test_the_tokenizer_round_trips_and_survives_saving(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    tokenizer = chains_tokenizer(TASK.vocabulary)
+    tokenizer = word_tokenizer(TASK.vocabulary)
     tokenizer.save_pretrained(tmp_path)
     for reader in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
         assert (reader.bos_token_id, reader.eos_token_id, reader.pad_token_id) == (

@@ -24,6 +24,12 @@ from nevergiveup.strategies import STRATEGIES
 
 CHOSEN = [(section, name) for section in CHOICES for name in CHOICES[section]]
 
+
+def word_for(section: str, name: str) -> str:
+    """What is written to choose it; some names go on behind a colon."""
+    return f"{name}:x" if getattr(CHOICES[section][name], "after_colon", "") else name
+
+
 TINY = [
     *("--model.warm-steps", "2", "--model.warm-batch", "8", "--task.n-prompts", "16", "--eval.n-prompts", "8"),
     *("--batch.n-groups", "4", "--strategy", "fixed", "--eval.every", "0"),
@@ -77,7 +83,7 @@ def test_help_without_a_recipe_shows_the_settings_of_what_is_chosen(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     with pytest.raises(SystemExit) as done:
-        main(["train", f"--{section}", name, "--help"])
+        main(["train", f"--{section}", word_for(section, name), "--help"])
     assert done.value.code == 0
     shown = set(re.findall(rf"--{section}\.(?!no-)([a-z-]+)", capsys.readouterr().out))
     assert shown == {field.name.replace("_", "-") for field in fields(CHOICES[section][name])}
@@ -149,7 +155,7 @@ def values_that_cannot_be() -> dict[str, tuple[list[str], list[str]]]:
     """For every setting of every strategy and loss, and of all sections, what is below it or no such value."""
     sections = {field.name: type(getattr(Settings(), field.name)) for field in fields(Settings)}
     every = [(section, cls, []) for section, cls in sections.items() if is_dataclass(cls) and section not in CHOICES]
-    every += [(section, CHOICES[section][name], [f"--{section}", name]) for section, name in CHOSEN]
+    every += [(section, CHOICES[section][name], [f"--{section}", word_for(section, name)]) for section, name in CHOSEN]
     defects = {}
     for section, cls, choose in every:
         for name, hint in get_type_hints(cls).items():

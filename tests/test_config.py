@@ -22,8 +22,9 @@ from nevergiveup.config import (
 )
 from nevergiveup.objectives import LOSSES, Cispo, Clipped, Gspo
 from nevergiveup.recipes import RECIPES
-from nevergiveup.settings import EvalSettings, LearnerSettings, Settings, TaskSettings
+from nevergiveup.settings import EvalSettings, LearnerSettings, Settings
 from nevergiveup.strategies import STRATEGIES, DynamicSampling, FixedK, NeverGiveUp
+from nevergiveup.task_settings import TASKS, CustomTask, Gsm8kTask, OwnTask, ReasoningGymTask
 
 RECIPE = "gsm8k-smollm2"
 
@@ -197,7 +198,7 @@ def test_defects_are_refused_with_file_line_key_value_and_remedy(
             ["batch.n_completions = 33 takes 9 groups of 4", "no more than 8"],
         ),
         (["--sampling.overlong-buffer", "16"], ["sampling.overlong_buffer = 16", "sampling.max_new_tokens = 16"]),
-        (["--task.impossible", "0.1"], ["task.impossible = 0.1", "chains"]),
+        (["--task.impossible", "0.1"], ["task.impossible", "0.1", "belongs to task", "chains"]),
         (["steps", "2"], ['"steps" belongs to no flag']),
     ],
 )
@@ -241,7 +242,7 @@ def test_an_unknown_key_gets_the_nearest_name_or_the_reason(tmp_path: Path, text
         ("steps = 2.5", 'steps = 2.5 must be a whole number or "none"'),
         ("seed = true", "seed = true must be a whole number"),
         ('strategy = { name = "fixed", leave_one_out = 1 }', "strategy.leave_one_out = 1 must be true or false"),
-        ('[task]\nname = "maths"', 'task.name = "maths" must be one of "chains", "gsm8k"'),
+        ('[task]\nname = "maths"', 'task = "maths" is no task: did you mean math?'),
         ("[model]\npath = 3", "model.path = 3 must be text"),
         ("[steps]", "steps = {} must be a whole number"),
         ("[[learner]]\nlr = 1", "learner is a section"),
@@ -323,7 +324,7 @@ def test_files_that_are_no_toml(tmp_path: Path, content: bytes, part: str) -> No
 def test_unknown_recipe() -> None:
     with pytest.raises(ConfigError, match="did you mean demo"):
         resolve("dmo")
-    with pytest.raises(ConfigError, match="demo, gsm8k-smollm2"):
+    with pytest.raises(ConfigError, match="demo, manufactoria-tiny, gsm8k-smollm2"):
         resolve("zzz")
 
 
@@ -338,7 +339,7 @@ def test_unknown_recipe() -> None:
         Settings(strategy=DynamicSampling(window=0), steps=None, epochs=3),
         Settings(
             strategy=NeverGiveUp(p=1 / 3, max_attempts=7),
-            task=TaskSettings(data="a b.jsonl", n_prompts=5),
+            task=Gsm8kTask(data="a b.jsonl", n_prompts=5),
             learner=LearnerSettings(lr=1.1e-7),
             eval=EvalSettings(n=8, temperature=0.0),  # does not fit together: reading must not mind
             stall_s=0.1 + 0.2,
@@ -357,8 +358,16 @@ def test_saved_settings_hold_every_field() -> None:
     assert row["loss"] == {"name": "grpo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
 
 
-@pytest.mark.parametrize(("section", "name"), [(section, name) for section in CHOICES for name in CHOICES[section]])
-def test_every_strategy_and_loss_is_chosen_by_one_word(section: str, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [
+        (section, name)
+        for section, variants in CHOICES.items()
+        for name, variant in variants.items()
+        if not getattr(variant, "after_colon", "")  # those need a word more
+    ],
+)
+def test_every_choice_is_made_by_one_word(section: str, name: str, tmp_path: Path) -> None:
     kept = {"k": 4} if section == "strategy" and "k" in {f.name for f in fields(CHOICES[section][name])} else {}
     there = getattr(RECIPES[RECIPE].settings, section)
     expected = there if there.name == name else CHOICES[section][name](**kept)
@@ -425,3 +434,31 @@ def test_prompt_and_completion_must_fit_into_the_context() -> None:
     settings.check_context(needed)
     with pytest.raises(ValueError, match=rf"need {needed} tokens.*context is {needed - 1}: lower one"):
         replace(settings).check_context(needed - 1)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_can_be_chosen_and_survives_the_settings_file(name: str) -> None:
+    value = {"reasoning-gym": "reasoning-gym:chain_sum", "verifiers": "verifiers:wordle", "custom": "a.b:Mine"}.get(
+        name, name
+    )
+    settings = resolve(RECIPE, None, ["--task", value])
+    assert settings.task.name == name
+    assert settings_from_json(settings_to_json(settings)) == settings
+
+
+def test_what_stands_behind_the_colon_of_a_task_goes_into_its_field(tmp_path: Path) -> None:
+    assert resolve(RECIPE, None, ["--task", "reasoning-gym:chain_sum", "--task.size", "7"]).task == ReasoningGymTask(
+        dataset="chain_sum", size=7
+    )
+    assert resolve(RECIPE, write(tmp_path, 'task = "my_task:MyTask"')).task == CustomTask(target="my_task:MyTask")
+    assert "task.dataset is empty" in refusal(tmp_path, 'task = "reasoning-gym"')
+    assert 'task.options = "[1]"' in refusal(
+        tmp_path, 'task = {name = "reasoning-gym", dataset = "chain_sum", options = "[1]"}'
+    ).replace("'", '"')
+
+
+def test_a_reward_of_ones_own_for_any_task() -> None:
+    flags = ["--task", "own", "--task.data=rows.jsonl", "--task.reward=correct + 0.1*format", "--task.max_reward", "2"]
+    assert resolve(RECIPE, None, flags).task == OwnTask(
+        data="rows.jsonl", reward="correct + 0.1*format", max_reward=2.0
+    )

@@ -36,7 +36,7 @@ from transformers import (
 
 from nevergiveup.engines.sampling import BLOCK, sample_tokens, streams, uniforms
 from nevergiveup.engines.torch import TorchEngine
-from nevergiveup.models import chains_tokenizer
+from nevergiveup.models import word_tokenizer
 from nevergiveup.protocols import InfrastructureError
 from nevergiveup.types import Completion, Prompt, completion_seeds
 
@@ -456,7 +456,7 @@ def test_padding_may_be_the_end_token() -> None:
 
 def test_text_is_decoded_without_special_tokens() -> None:
     words = [f"w{i}" for i in range(VOCAB - 3)] + ["<bos>", "<eos>", "<pad>"]
-    tokenizer = chains_tokenizer(words)
+    tokenizer = word_tokenizer(words)
     end = words.index("<eos>")
     engine = TorchEngine(llama(), tokenizer=tokenizer, max_new_tokens=40, eos_ids=[end])
     completion = next(c for c in run(engine.sample(prompts(3)[0], 60, 0)) if c.finish == "stop" and len(c.tokens) > 1)

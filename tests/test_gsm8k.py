@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nevergiveup.grading.numbers import Number, final_answer, number, same_number
+from nevergiveup.grading.answers import final_answer
+from nevergiveup.grading.numbers import Number, number, same_number
 from nevergiveup.tasks.gsm8k import EXAMPLES, GSM8K, INSTRUCTION, SPLITS, load_rows
 from nevergiveup.types import Completion, Finish, Prompt
 
@@ -22,7 +23,7 @@ TASK = GSM8K()
 
 def score(gold: str, text: str, finish: Finish = "stop") -> int:
     completion = Completion(tokens=(), logprobs=(), text=text, finish=finish, version_first=0, version_last=0)
-    return TASK.grade(Prompt(id="row", answer=gold), completion)
+    return TASK.grade(Prompt(id="row", answer=gold), completion).reward
 
 
 # ---- which text is the answer -------------------------------------------------------------------------------------
@@ -438,7 +439,7 @@ def test_the_shipped_files_are_small_and_reproducible() -> None:
 def rows(folder: Path, data: bytes) -> list[Prompt]:
     file = folder / "my.jsonl"
     file.write_bytes(data)
-    return load_rows(file)
+    return load_rows(file).prompts
 
 
 def test_rows_of_ones_own(tmp_path: Path) -> None:
@@ -463,8 +464,8 @@ def test_rows_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (b'{"prompt":"2+2?"}', r"no answer \(looked for answer, solution, gold\)"),
-        (b'{"answer":"4"}', r"no question \(looked for question, prompt\)"),
+        (b'{"prompt":"2+2?"}', r"no answer \(looked for answer, solution, gold, expected_answer\)"),
+        (b'{"answer":"4"}', r"no question \(looked for question, prompt, problem, messages\)"),
         (b'{"prompt":"2+2?","answer":""}', "empty answer"),
         (b'{"prompt":"2+2?","answer":" "}', "empty answer"),
         (b'{"prompt":"2+2?","answer":null}', "empty answer"),
@@ -472,12 +473,11 @@ def test_rows_of_ones_own(tmp_path: Path) -> None:
         (b'{"prompt":[],"answer":"4"}', "empty prompt"),
         (b'{"prompt":{"a":1},"answer":"4"}', "neither a text nor a list of chat messages"),
         (b'{"prompt":[{"content":"2+2?"}],"answer":"4"}', "the message .* is not"),
-        (b'{"prompt":"x","answer":"see solution"}', '"see solution" is not a number; give one, alone or after ####'),
-        (b'{"prompt":"x","answer":"#### "}', "is not a number"),
-        (b'{"prompt":"x","answer":"3 or 4"}', "is not a number"),
-        (b'{"prompt":"x","answer":true}', "the answer true is not a number"),
-        (b'{"prompt":"x","answer":NaN}', "is not a number"),
-        (b'{"prompt":"x","answer":[4]}', "is not a number"),
+        (
+            b'{"prompt":[{"role":"user","content":"2+2?"},{"role":"assistant","content":"4"}],"answer":"4"}',
+            "assistant's",
+        ),
+        (b'{"prompt":[{"role":"human","content":"2+2?"}],"answer":"4"}', "the role 'human' is none of"),
         (b'{"prompt":"x" "answer":"4"}', "broken JSON at column 15"),
         (b'{"prompt":"x",', "broken JSON at column 15"),
         (b"[1, 2]", "not a JSON object"),
@@ -487,6 +487,29 @@ def test_defective_rows_are_named(tmp_path: Path, row: bytes, message: str) -> N
     good = b'{"prompt":"2+2?","answer":"4"}\n'
     with pytest.raises(ValueError, match=rf"my\.jsonl: 1 of 8 rows cannot be used:\s+line 7: .*{message}"):
         rows(tmp_path, good * 6 + row + b"\n" + good)
+
+
+@pytest.mark.parametrize("answer", [b'"see solution"', b'"#### "', b'"3 or 4"', b"true", b"NaN", b"[4]"])
+def test_c39_answers_that_are_no_numbers_are_left_out_and_listed_unless_they_are_many(
+    tmp_path: Path, answer: bytes
+) -> None:
+    good, bad = b'{"prompt":"2+2?","answer":"4"}\n', b'{"prompt":"x","answer":%s}\n' % answer
+    file = tmp_path / "my.jsonl"
+    file.write_bytes(good * 19 + bad)
+    made = load_rows(file)
+    assert len(made.prompts) == 19
+    (left_out,) = made.excluded
+    assert left_out.where == f"{file}, line 20"
+    assert left_out.reason == "not a number, alone or after ####"
+    file.write_bytes(good * 18 + bad)
+    with pytest.raises(
+        ValueError, match=r"answers of 1 of 19 rows cannot be verified.*allow_unverifiable(?s:.*)line 19: "
+    ):
+        load_rows(file)
+    assert len(load_rows(file, allow_unverifiable=True).prompts) == 18
+    file.write_bytes(bad)
+    with pytest.raises(ValueError, match="1 of 1 rows cannot be verified"):
+        load_rows(file, allow_unverifiable=True)
 
 
 def test_all_defects_are_counted_and_the_first_ten_listed(tmp_path: Path) -> None:
@@ -502,7 +525,7 @@ def test_files_that_hold_no_rows(tmp_path: Path) -> None:
 
 
 def test_a_gold_that_is_no_number_is_an_error_not_a_verdict() -> None:
-    with pytest.raises(ValueError, match="prompt row: the gold answer 'see solution' is not a number"):
+    with pytest.raises(ValueError, match="the gold answer 'see solution' is not a number"):
         score("see solution", r"\boxed{4}")
 
 

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from nevergiveup.learner.policy import Sample, TorchLearner, collate, split
-from nevergiveup.models import chains_tokenizer
+from nevergiveup.models import word_tokenizer
 from nevergiveup.objectives import Cispo, Clipped, Gspo, Loss, Normalize, Reinforce
 from nevergiveup.types import Attempt, Batch, Completion, Group, Metrics, Prompt, TrainGroup
 
@@ -970,7 +970,7 @@ def test_export_loads_with_from_pretrained(family: str, tmp_path: Path) -> None:
 
 
 def test_export_holds_the_tokenizer(tmp_path: Path) -> None:
-    tokenizer = chains_tokenizer(["<bos>", "<pad>", "<eos>", *(f"w{i}" for i in range(VOCABULARY - 3))])
+    tokenizer = word_tokenizer(["<bos>", "<pad>", "<eos>", *(f"w{i}" for i in range(VOCABULARY - 3))])
     TorchLearner(make_model(), tokenizer).export(tmp_path / "model")
     assert AutoTokenizer.from_pretrained(tmp_path / "model")("w0 w2").input_ids == [3, 5]
 

@@ -10,25 +10,67 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nevergiveup.config import model_context, model_vocabulary
 from nevergiveup.fetch import FOLDER, cache_folder
-from nevergiveup.protocols import Engine, Task
+from nevergiveup.grading.pool import GraderPool, check_canaries
+from nevergiveup.loop import TaskGrader, reward_of
+from nevergiveup.protocols import Checker, Engine, Grader, SelfTested, Task, Validated
 from nevergiveup.settings import Settings
-from nevergiveup.tasks.chains import Chains
-from nevergiveup.tasks.gsm8k import GSM8K, load_rows
-from nevergiveup.types import Prompt, completion_seeds
+from nevergiveup.task_settings import (
+    TINY,
+    ChainsTask,
+    CustomTask,
+    Gsm8kTask,
+    ManufactoriaTask,
+    ManufactoriaTinyTask,
+    MathTask,
+    OwnTask,
+    ReasoningGymTask,
+    VerifiersTask,
+    json_object,
+)
+from nevergiveup.tasks.chains import Chains, Sequences
+from nevergiveup.tasks.reward_terms import WithReward, needs_correct, parse_terms
+from nevergiveup.types import Check, Grade, Prompt, Unverified, completion_seeds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from nevergiveup.learner.policy import TorchLearner
+    from nevergiveup.tasks.manufactoria_tiny import ManufactoriaTiny
 
 Progress = Callable[[str], None]
 
-CHAINS_CONTEXT = 32
-"""Positions of the tiny model of the task chains; a prompt takes 7, a completion at most 5."""
+MOST_LISTED = 10
+
+PRELOAD = {
+    "math": ("math_verify",),
+    "own": ("math_verify",),
+    "reasoning-gym": ("reasoning_gym",),
+    "verifiers": ("verifiers.v1",),
+}
+"""Task -> modules that its checks need, imported once for all worker processes."""
+
+
+class TinyTask(Protocol):
+    """A task that speaks in token ids and has a teacher, by which a tiny model is warm-started."""
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]: ...
+    @property
+    def bos_id(self) -> int: ...
+    @property
+    def eos_id(self) -> int: ...
+    @property
+    def pad_id(self) -> int: ...
+    @property
+    def context(self) -> int:
+        """Positions that prompt and completion may take together."""
+        ...
+
+    def teacher_sequences(self, rng: Random, n: int) -> Sequences: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +83,60 @@ class Data:
 
 
 def make_task(settings: Settings) -> Task:
-    if settings.task.name == "chains":
+    """The task of a run, its reward included. Imports a task's library, if it needs one. Raises ValueError."""
+    options = settings.task
+    task: Task
+    match options:
+        case ChainsTask() | ManufactoriaTinyTask():
+            task = _tiny_task(settings)
+        case Gsm8kTask():
+            from nevergiveup.tasks.gsm8k import GSM8K
+
+            task = GSM8K(options.style, options.data, options.test_data, allow_unverifiable=options.allow_unverifiable)
+        case MathTask():
+            from nevergiveup.tasks.math import Math
+
+            task = Math(options.data, options.test_data, allow_unverifiable=options.allow_unverifiable)
+        case ManufactoriaTask():
+            from nevergiveup.tasks.manufactoria import Manufactoria
+
+            task = Manufactoria(options.ensemble, options.score, hidden=options.hidden)
+        case OwnTask():
+            from nevergiveup.tasks.own import Own
+
+            task = Own(
+                options.data,
+                options.test_data,
+                instruction=options.instruction,
+                needs_answer=not options.reward or needs_correct(options.reward),
+                allow_unverifiable=options.allow_unverifiable,
+            )
+        case ReasoningGymTask():
+            from nevergiveup.tasks.gym import ReasoningGym
+
+            task = ReasoningGym(
+                options.dataset, options.size, settings.seed, json_object("task.options", options.options)
+            )
+        case VerifiersTask():
+            from nevergiveup.tasks.environments import VerifiersEnvironment
+
+            task = VerifiersEnvironment(options.environment, json_object("task.options", options.options))
+        case CustomTask():
+            from nevergiveup.tasks.own import load_task
+
+            task = load_task(options.target)
+    if options.reward:
+        return WithReward(task, options.reward, options.max_reward, max_new_tokens=settings.sampling.max_new_tokens)
+    return task
+
+
+def _tiny_task(settings: Settings) -> Chains | ManufactoriaTiny:
+    if isinstance(settings.task, ChainsTask):
         return Chains(settings.seed, settings.task.preset, settings.task.impossible)
-    return GSM8K(settings.task.style)
+    from nevergiveup.tasks.manufactoria_tiny import ManufactoriaTiny
+
+    assert isinstance(settings.task, ManufactoriaTinyTask)
+    return ManufactoriaTiny(settings.seed, settings.task.score)
 
 
 def model_folder(settings: Settings) -> Path | str:
@@ -65,44 +158,47 @@ def model_folder(settings: Settings) -> Path | str:
     return Path(path) if Path(path).exists() else path
 
 
-def check(settings: Settings) -> None:
-    """Everything that can be known to be wrong before a model is loaded. Raises ValueError."""
+def check(settings: Settings) -> Task:
+    """Finds everything that can be known to be wrong before a model is loaded, the data included. Raises ValueError.
+
+    Returns the task, with its data read.
+    """
     settings.check()
-    if settings.task.name == "chains":
-        if settings.task.data:
-            raise ValueError("task.data is for gsm8k: the task chains generates its own prompts")
-        if not settings.model.path:
-            settings.check_context(CHAINS_CONTEXT)
-            settings.check_vocabulary(len(Chains(settings.seed, settings.task.preset).vocabulary))
-            return
-    folder = model_folder(settings)
-    if isinstance(folder, Path) and (context := model_context(folder)) is not None:
-        settings.check_context(context)
-    if isinstance(folder, Path) and (n_tokens := model_vocabulary(folder)) is not None:
-        settings.check_vocabulary(n_tokens)
-    if settings.task.data:
-        if not Path(settings.task.data).is_file():
-            raise ValueError(f"task.data = {settings.task.data!r} is no file")
-        load_rows(Path(settings.task.data))  # its defects are told now, not after a model was loaded
+    if isinstance(settings.task, TINY) and not settings.model.path:
+        tiny = _tiny_task(settings)
+        settings.check_context(tiny.context)
+        settings.check_vocabulary(len(tiny.vocabulary))
+    else:
+        folder = model_folder(settings)
+        if isinstance(folder, Path) and (context := model_context(folder)) is not None:
+            settings.check_context(context)
+        if isinstance(folder, Path) and (n_tokens := model_vocabulary(folder)) is not None:
+            settings.check_vocabulary(n_tokens)
+    task = make_task(settings)
+    if not isinstance(settings.task, TINY):
+        task.prompts("test")
+        if not task.prompts("train"):
+            raise ValueError(f"there are no training prompts in the task {settings.task.name}: choose other data")
+    return task
 
 
 def warm_start(settings: Settings, folder: Path, progress: Progress) -> None:
-    """Makes the starting policy of the task chains: a tiny Llama taught by the noisy teacher. Writes a model folder."""
+    """Makes the starting policy of a tiny task: a tiny Llama taught by the noisy teacher. Writes a model folder."""
     import torch
     from transformers.utils import logging
 
-    from nevergiveup.models import chains_tokenizer, fit_supervised, tiny_llama
+    from nevergiveup.models import fit_supervised, tiny_llama, word_tokenizer
 
     logging.disable_progress_bar()  # it would write over the view of the run
     torch.set_num_threads(1)  # a model this small gains nothing from more, and loses a lot beside a busy neighbour
 
-    task = Chains(seed=settings.seed, preset=settings.task.preset)
+    task: TinyTask = _tiny_task(settings)
     model = tiny_llama(
         len(task.vocabulary),
         bos_id=task.bos_id,
         eos_id=task.eos_id,
         pad_id=task.pad_id,
-        max_positions=CHAINS_CONTEXT,
+        max_positions=task.context,
         seed=settings.seed,
     )
     rng = Random(f"warm start {settings.seed}")
@@ -121,7 +217,52 @@ def warm_start(settings: Settings, folder: Path, progress: Progress) -> None:
         progress=report,
     )
     model.save_pretrained(folder)
-    chains_tokenizer(task.vocabulary).save_pretrained(folder)
+    word_tokenizer(task.vocabulary).save_pretrained(folder)
+
+
+def make_pool(settings: Settings) -> GraderPool:
+    """Worker processes for checks; they start with the first one."""
+    options = settings.grading
+    return GraderPool(options.n_workers, options.timeout_s, options.memory_mb, preload=_preload(settings))
+
+
+def _preload(settings: Settings) -> list[str]:
+    """Modules that checks will need; of functions and tasks of the user's, too."""
+    names = [term.name for term in parse_terms(settings.task.reward)] if settings.task.reward else []
+    if isinstance(settings.task, CustomTask):
+        names.append(settings.task.target)
+    own = [name.partition(":")[0] for name in names if ":" in name and ".py:" not in name]
+    return [*PRELOAD.get(settings.task.name, ()), *own]
+
+
+def checker(settings: Settings, pool: GraderPool) -> Checker:
+    """The pool; where a run is to be replayed, one check at a time, so that verdicts come in an order of their own making."""
+    return _OneByOne(pool) if settings.runtime == "here" else pool
+
+
+class _OneByOne:
+    def __init__(self, pool: GraderPool) -> None:
+        self._pool = pool
+
+    async def check(self, check: Check) -> Grade:
+        return self._pool.grade(check)
+
+
+async def prepare(task: Task, checker: Checker, progress: Progress) -> None:
+    """Before a model is loaded: answers that cannot be verified are left out, and the grader must pass its own test.
+
+    Raises ValueError when too many answers are of no use, GraderBroken when a verdict that is known comes out wrong.
+    """
+    inner = task.task if isinstance(task, WithReward) else task
+    grader = TaskGrader(inner, checker)
+    if isinstance(inner, Validated):
+        await inner.validate(checker)
+        for row in inner.excluded[:MOST_LISTED]:
+            progress(f"left out: {row.where}: the answer {row.answer!r} cannot be verified ({row.reason})")
+        if (n_more := len(inner.excluded) - MOST_LISTED) > 0:
+            progress(f"left out: {n_more} more rows whose answers cannot be verified")
+    if isinstance(inner, SelfTested):
+        await check_canaries(grader, inner.canaries())
 
 
 def load_model(folder: Path | str, dtype: str) -> PreTrainedModel:
@@ -155,15 +296,12 @@ def _not_loaded(folder: Path | str, error: Exception) -> ValueError:
     )
 
 
-def load_data(settings: Settings, tokenizer: PreTrainedTokenizerBase, progress: Progress) -> Data:
+def load_data(task: Task, settings: Settings, tokenizer: PreTrainedTokenizerBase, progress: Progress) -> Data:
     """Prompts of the run, encoded; what is too long for `task.max_prompt_tokens` is left out and counted."""
     from nevergiveup.encode import encode_prompts
 
-    task = make_task(settings)
-    train = (
-        load_rows(Path(settings.task.data), settings.task.style) if settings.task.data else list(task.prompts("train"))
-    )
-    heldout = list(task.prompts("heldout" if settings.task.name == "chains" else "test"))
+    train = list(task.prompts("train"))
+    heldout = list(task.prompts("heldout" if isinstance(task, Chains) else "test"))
     if settings.task.n_prompts is not None:
         train = Random("n_prompts").sample(train, min(settings.task.n_prompts, len(train)))
     n_heldout = settings.eval.n_prompts
@@ -220,7 +358,7 @@ def engine_arguments(settings: Settings, n_threads: int | None) -> dict[str, Any
         "temperature": settings.sampling.temperature,
         "max_new_tokens": settings.sampling.max_new_tokens,
         "n_slots": settings.sampling.n_slots,
-        "decode_text": settings.task.name != "chains",
+        "decode_text": not isinstance(settings.task, TINY),
         "n_threads": n_threads,
         "n_top": settings.learner.score_centering,
     }
@@ -263,7 +401,7 @@ def threads_per_process(settings: Settings) -> int | None:
     Side by side they share the cores. Threads of one process that wait for each other beside a busy neighbour are slower
     than one thread by an order of magnitude; a tiny model never needs two.
     """
-    if settings.task.name == "chains":
+    if isinstance(settings.task, TINY):
         return 1
     return max(1, (os.cpu_count() or 2) // 2) if settings.runtime == "process" else None
 
@@ -279,30 +417,35 @@ def exact_rates(
 
 
 async def sampled_counts(
-    settings: Settings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data: Data, seed: int
+    settings: Settings,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Data,
+    grader: Grader,
+    seed: int,
 ) -> dict[str, tuple[int, int]]:
-    """Prompt id -> (completions drawn and verified, right ones) on the held-out prompts, by the model as it is now."""
+    """Prompt id -> (completions drawn and verified, right ones) on the held-out prompts, by the model as it is now.
+
+    Right is what gets the best reward: all tests passed, where the reward is the share of tests.
+    """
     import asyncio
 
     from nevergiveup.engines.torch import TorchEngine
-    from nevergiveup.loop import TaskGrader
-    from nevergiveup.types import Unverified
 
     engine = TorchEngine(
         model,
-        tokenizer=tokenizer,
+        tokenizer=None if isinstance(settings.task, TINY) else tokenizer,
         temperature=settings.eval.temperature,
         max_new_tokens=settings.sampling.max_new_tokens,
         n_slots=settings.sampling.n_slots,
     )
-    grader = TaskGrader(data.task)
     seeds = completion_seeds(seed, len(data.heldout))
 
     async def count(prompt: Prompt, prompt_seed: int) -> tuple[int, int]:
         completions = await engine.sample(prompt, settings.eval.n, prompt_seed)
         grades = await grader.grade(prompt, completions)
         verified = [grade for grade in grades if not isinstance(grade, Unverified)]
-        return len(verified), sum(grade == prompt.max_reward for grade in verified)
+        return len(verified), sum(reward_of(grade) == prompt.max_reward for grade in verified)
 
     counts = await asyncio.gather(*(count(p, s) for p, s in zip(data.heldout, seeds, strict=True)))
     await engine.close()

@@ -24,11 +24,14 @@ from nevergiveup import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from nevergiveup.grade import GradedAs
     from nevergiveup.settings import Settings
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
-TRAIN_PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "tokenizers", "numpy", "jinja2")
+TRAIN_PACKAGES = (
+    "torch", "transformers", "accelerate", "safetensors", "tokenizers", "numpy", "jinja2", "datasets", "math_verify",
+)  # fmt: skip
 """What the extra `train` installs and every run needs."""
 
 TRAIN_HELP = """\
@@ -36,8 +39,13 @@ Trains a model. The settings are those of RECIPE (`ngu recipes` lists them), cha
 
   ngu train RECIPE --out DIR         put the run into DIR instead of the first free runs/RECIPE-N
   ngu train RECIPE --config FILE     a TOML file: [learner], below it lr = 1e-6, and so on
-  ngu train RECIPE --strategy NAME   another sampling strategy, and --loss NAME another loss;
+  ngu train RECIPE --strategy NAME   another sampling strategy; --loss NAME, --task NAME likewise;
                                      with --help, lists the settings of that one
+  ngu train --data FILE --reward my_module:my_reward --model.path MODEL
+                                     rows and a reward of your own: the task own, its data and its reward;
+                                     RECIPE may come first
+  ngu train --task NAME --model.path MODEL
+                                     any task: also reasoning-gym:chain_sum, verifiers:NAME, my_module:MyTask
   ngu train --resume DIR             go on with a run that was stopped
 """
 
@@ -61,6 +69,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="a pair of runs each (default: 0)"
     )
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
+    grade = commands.add_parser("grade", help="grade a file of answers, and say why: ngu grade FILE.jsonl --task math")
+    grade.add_argument("file", type=Path, help='rows of {"id", "gold", "response"}: JSON Lines, CSV or Parquet')
+    grade.add_argument(
+        "--task",
+        choices=["math", "gsm8k"],
+        default="math",
+        help="math compares symbolically; gsm8k wants one number, written out (default: math)",
+    )
+    grade.add_argument(
+        "--golds", action="store_true", help="only say of each gold whether answers can be compared with it"
+    )
+    robots = commands.add_parser("manufactoria", help="programs for the robot: ngu manufactoria run FILE --tape RBRB")
+    robot_run = robots.add_subparsers(dest="action", required=True, metavar="ACTION").add_parser(
+        "run", help="run a program on a tape and show every visit"
+    )
+    robot_run.add_argument("file", type=Path, help="a program; the answer of a model, with its block of code, will do")
+    robot_run.add_argument("--tape", default="", help="symbols of R, B, Y and G; empty by default")
     commands_known = ("train", *commands.choices)
     if words and not words[0].startswith("-") and words[0] not in commands_known:
         near = get_close_matches(words[0], commands_known, n=1)
@@ -74,7 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         _print_recipes(Console())
         return 0
-    return _fetch() if options.command == "fetch" else _demo(options.seeds, options.out)
+    match options.command:
+        case "fetch":
+            return _fetch()
+        case "grade":
+            return _grade(options.file, options.task, options.golds)
+        case "manufactoria":
+            return _manufactoria_run(options.file, options.tape)
+    return _demo(options.seeds, options.out)
 
 
 # -------------------------------------------------------------------------- train
@@ -110,13 +142,14 @@ def _asked_for(words: list[str]) -> tuple[Settings, Path, bool]:
         if unwanted := next(filter(None, extra), None):
             raise ConfigError(f"--resume goes on with the settings that are saved in {resume}: leave out {unwanted}")
         return read_settings(Path(resume)), Path(resume), True
-    if not recipe:
+    if not recipe and config is None and not _names_a_task(words):
         raise ConfigError(
-            "the recipe comes first: ngu train RECIPE (`ngu recipes` lists them), or ngu train --resume DIR"
+            "the recipe comes first: ngu train RECIPE (`ngu recipes` lists them), or a task: ngu train --task NAME, or "
+            "ngu train --data FILE, or ngu train --resume DIR"
         )
-    settings = resolve(recipe, Path(config) if config is not None else None, words)
+    settings = resolve(recipe or None, Path(config) if config is not None else None, words)
     if out is None:
-        return settings, _free_folder(recipe), False
+        return settings, _free_folder(recipe or settings.task.name), False
     folder = Path(out)
     if folder.exists() and not _is_empty(folder):
         raise ConfigError(
@@ -125,9 +158,21 @@ def _asked_for(words: list[str]) -> tuple[Settings, Path, bool]:
     return settings, folder, False
 
 
+def _names_a_task(words: list[str]) -> bool:
+    return any(word.partition("=")[0] in ("--task", "--task.name") for word in words)
+
+
 def _split_off(words: list[str]) -> tuple[str, str | None, str | None, str | None]:
-    """Takes the recipe ("" if there is none) and the values of --config, --out and --resume out of `words`."""
+    """Takes the recipe ("" if there is none) and the values of --config, --out and --resume out of `words`.
+
+    --data and --reward are spelled out there: task.data and task.reward, of the task `own` unless one is named.
+    """
     recipe = words.pop(0) if words and not words[0].startswith("-") else ""
+    data, reward = _take(words, "--data"), _take(words, "--reward")
+    if data is not None and not _names_a_task(words):
+        words[:0] = ["--task", "own"]
+    words += [f"--task.data={data}"] if data is not None else []
+    words += [f"--task.reward={reward}"] if reward is not None else []
     return recipe, _take(words, "--config"), _take(words, "--out"), _take(words, "--resume")
 
 
@@ -259,6 +304,57 @@ def _fetch() -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     print(folder)
+    return 0
+
+
+def _grade(path: Path, task: GradedAs, golds_only: bool) -> int:
+    if _lacks("math_verify"):
+        return FAILED
+    import asyncio
+
+    from nevergiveup.grade import grade_file
+    from nevergiveup.settings import GradingSettings
+
+    async def print_lines() -> None:
+        async for line in grade_file(path, task, GradingSettings(), golds_only=golds_only):
+            print(line, flush=True)
+
+    try:
+        asyncio.run(print_lines())
+    except ValueError as error:
+        _complain(str(error))
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def _manufactoria_run(path: Path, tape: str) -> int:
+    from nevergiveup.tasks.manufactoria_machine import ParseError, compile, extract, run, trace
+
+    if unknown := sorted(set(tape) - set("RBYG")):
+        _complain(f"--tape {tape}: a tape has the colours R, B, Y and G, and not {', '.join(map(repr, unknown))}")
+        return BAD_INPUT
+
+    try:
+        machine = compile(extract(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        _complain(f"{path} cannot be read: {error.strerror}")
+        return BAD_INPUT
+    except (UnicodeDecodeError, ParseError) as error:
+        _complain(f"{path}: {error}")
+        return BAD_INPUT
+    visits, result = trace(machine, tape), run(machine, tape)
+    width = max(len(node) for node, _ in visits)
+    for visit, (node, rest) in enumerate(visits, 1):
+        print(f"{visit:5}  {node:{width}}  {rest}".rstrip())
+    why = {
+        "end": "accepted: END was reached",
+        "none": "rejected: a route led to NONE",
+        "unknown_node": "rejected: a route led to END in capitals, which is no node; write end",
+        "step_limit": "rejected: no end within 1000 visits",
+    }
+    print(f"{why[result.reason]} after {result.steps} visits; tape: {result.output or '(empty)'}")
     return 0
 
 

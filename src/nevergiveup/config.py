@@ -23,14 +23,15 @@ from nevergiveup.objectives import LOSSES
 from nevergiveup.recipes import RECIPES
 from nevergiveup.settings import Settings
 from nevergiveup.strategies import STRATEGIES
+from nevergiveup.task_settings import TASKS, CustomTask
 
 COMMAND_LINE = "command line"
 
-CHOICES: Mapping[str, Mapping[str, type[Any]]] = {"strategy": STRATEGIES, "loss": LOSSES}
+CHOICES: Mapping[str, Mapping[str, type[Any]]] = {"task": TASKS, "strategy": STRATEGIES, "loss": LOSSES}
 """Sections that are chosen by name, and what there is to choose from: each has keys of its own."""
 
 KEPT_KEYS = ("strategy.k", "strategy.window")
-"""What stays when another strategy is chosen that has it too; all other fields of a choice start from their defaults."""
+"""What stays when another one of its section is chosen; all other fields of a choice start from their defaults."""
 
 NAMES_ELSEWHERE: Mapping[str, str] = {
     "p_ngu": "strategy.p",
@@ -68,6 +69,12 @@ NAMES_ELSEWHERE: Mapping[str, str] = {
     "max_tokens": "sampling.max_new_tokens",
     "max_completion_length": "sampling.max_new_tokens",
     "max_prompt_length": "task.max_prompt_tokens",
+    "dataset": "task.data",
+    "dataset_name": "task.data",
+    "train_files": "task.data",
+    "val_files": "task.test_data",
+    "reward_funcs": "task.reward",
+    "custom_reward_function": "task.reward",
     "model_name_or_path": "model.path",
     "max_steps": "steps",
     "num_train_epochs": "epochs",
@@ -126,7 +133,7 @@ def resolve(recipe: str | None, toml: Path | None = None, flags: Sequence[str] =
 
 
 def settings_to_json(settings: Settings) -> dict[str, Any]:
-    """Plain values by section; strategy and loss carry their names."""
+    """Plain values by section; task, strategy and loss carry their names."""
     row = asdict(settings)
     for section in CHOICES:
         row[section] = {"name": getattr(settings, section).name, **row[section]}
@@ -258,10 +265,14 @@ def _merge(base: Settings, layers: Iterable[_Layer], *, check: bool = True) -> S
     for layer in layers:
         for section in CHOICES:
             item = layer.get(f"{section}.name") or layer.get(section)
-            if item is not None and (name := _name_of(section, item)) != chosen[section].name:
+            if item is None:
+                continue
+            name, after_colon = _name_of(section, item)
+            if name != chosen[section].name:
                 chosen[section] = _another(section, name, chosen[section])
                 kept = [key for key in KEPT_KEYS if key in _keys_of(section, name)]
                 given = {key: item for key, item in given.items() if key in kept or not key.startswith(f"{section}.")}
+            given |= {key: _Given(value, item.where) for key, value in after_colon.items()}
         names = {section: choice.name for section, choice in chosen.items()}
         types = _types(names)
         for key, item in layer.items():
@@ -296,10 +307,18 @@ def _built(base: Settings, given: _Layer) -> Settings:
     return replace(base, **changes)
 
 
-def _name_of(section: str, item: _Given) -> str:
+def _name_of(section: str, item: _Given) -> tuple[str, dict[str, str]]:
+    """The name of a choice, and the value of the field that stood behind a colon, as in reasoning-gym:chain_sum."""
     variants = CHOICES[section]
-    if isinstance(item.value, str) and item.value in variants:
-        return item.value
+    if isinstance(item.value, str):
+        name, colon, rest = item.value.partition(":")
+        if not colon and name in variants:
+            return name, {}
+        field = getattr(variants.get(name), "after_colon", "")
+        if rest and field:
+            return name, {f"{section}.{field}": rest}
+        if rest and section == "task":
+            return CustomTask.name, {f"{section}.{CustomTask.after_colon}": item.value}
     near = get_close_matches(str(item.value), variants, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(variants)}"
     raise ConfigError(f"{item.where}: {section} = {_shown(item.value)} is no {section}: {hint}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
@@ -59,6 +59,23 @@ class Judged:
     total: Exact
     n_fresh: int
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """What the grader had to say about the completions of a request, beyond their rewards; it precedes their `Judged`.
+
+    n: completions that got a grade. reasons: how often each reason was given. unverified: how often each reason was given for
+    no verdict. parts: named part of the reward -> its sum over the completions that got a grade.
+    """
+
+    kind: ClassVar[str] = "graded"
+    request: int
+    prompt: str
+    n: int
+    reasons: Mapping[str, int]
+    unverified: Mapping[str, int]
+    parts: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +148,11 @@ class Published:
     version: int
 
 
-Event: TypeAlias = Dispatched | Judged | Planned | Failed | Trained | WentStale | Published
+Event: TypeAlias = Dispatched | Graded | Judged | Planned | Failed | Trained | WentStale | Published
 EventSink: TypeAlias = Callable[[Event], None]
 
 _KINDS: dict[str, type[Any]] = {
-    cls.kind: cls for cls in (Dispatched, Judged, Planned, Failed, Trained, WentStale, Published)
+    cls.kind: cls for cls in (Dispatched, Graded, Judged, Planned, Failed, Trained, WentStale, Published)
 }
 _FIELDS = {cls: tuple(field.name for field in fields(cls)) for cls in _KINDS.values()}
 

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nevergiveup.events import Dispatched, Event, Failed, Judged, Planned, Trained, WentStale
-from nevergiveup.types import Exact
+from nevergiveup.events import Dispatched, Event, Failed, Graded, Judged, Planned, Trained, WentStale
+from nevergiveup.types import NO_ANSWER, Exact
 
 ALL = "all"
 
@@ -40,6 +40,11 @@ class Tally:
     n_failed: int = 0
     n_truncated: int = 0
     reward_sum: Exact = 0
+    n_graded: int = 0
+    """Completions with a grade that told more than a number."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    unverified_reasons: Counter[str] = field(default_factory=Counter)
+    part_sums: dict[str, float] = field(default_factory=dict)
     ages: Counter[int] = field(default_factory=Counter)
     rounds_when_trained: Counter[int] = field(default_factory=Counter)
     rounds_when_given_up: Counter[int] = field(default_factory=Counter)
@@ -55,6 +60,12 @@ class Tally:
         match event:
             case Dispatched():
                 self._count(event.prompt, drawn=event.n)
+            case Graded():
+                self.n_graded += event.n
+                self.reasons.update(event.reasons)
+                self.unverified_reasons.update(event.unverified)
+                for part, total in event.parts.items():
+                    self.part_sums[part] = self.part_sums.get(part, 0.0) + total
             case Judged():
                 self._add_round(event, max_reward)
             case Planned():
@@ -135,6 +146,14 @@ class Tally:
         }
         for outcome in ("trained", "solved", "solved_after_retry", "given_up", "stale", "unverified", "failed"):
             out[f"chains/{outcome}"] = self.outcomes[outcome]
+        if self.n_scored + self.n_unverified:
+            out["unverified"] = self.n_unverified / (self.n_scored + self.n_unverified)
+        if self.n_graded:
+            out["no_answer"] = self.reasons[NO_ANSWER] / self.n_graded
+            for part, total in self.part_sums.items():
+                out[f"reward/{part}"] = total / self.n_graded
+            for reason, n in self.reasons.items():
+                out[f"reason/{reason}"] = n
         if self.n_rounds:
             out["signal"] = self.varied / self.n_rounds
             out["all_right"] = self.all_right / self.n_rounds
@@ -177,6 +196,18 @@ class Tally:
         words = [sentence]
         if self.no_verdict:
             words.append(f"{self.no_verdict} groups got no verdict from the grader and were not counted as wrong")
+        if self.n_unverified:
+            total = self.n_scored + self.n_unverified
+            causes = ", ".join(f"{reason} ({n})" for reason, n in self.unverified_reasons.most_common(3))
+            words.append(
+                f"{self.n_unverified} of {total} completions got no verdict and left their groups"
+                + (f": {causes}" if causes else "")
+            )
+        if self.n_graded and 5 * self.reasons[NO_ANSWER] >= self.n_graded:
+            words.append(
+                f"{_percent(self.reasons[NO_ANSWER], self.n_graded)} of completions state no answer at all: "
+                "check that the prompt asks for the form that the grader reads"
+            )
         if self.all_wrong >= 4 and 2 * self.length_limited >= self.all_wrong and 2 * self.all_wrong >= n:
             words.append(
                 f"{_percent(self.all_wrong, n)} of groups are all wrong, and {_percent(self.length_limited, self.all_wrong)} "

@@ -24,7 +24,7 @@ Pair: TypeAlias = tuple[TokenIds, TokenIds]
 IGNORED = -100  # a position that is no completion token
 
 
-def chains_tokenizer(vocabulary: Sequence[str]) -> PreTrainedTokenizerFast:
+def word_tokenizer(vocabulary: Sequence[str]) -> PreTrainedTokenizerFast:
     """A tokenizer of whitespace-separated words; the id of a word is its place in `vocabulary`.
 
     `vocabulary` holds "<bos>", "<eos>" and "<pad>". Nothing is added to a text when it is encoded.

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from nevergiveup.types import Batch, Check, Completion, Grade, Group, Metrics, Prompt, Sum
+from nevergiveup.types import Batch, Check, Completion, Exact, Excluded, Grade, Group, Metrics, Prompt, Sum
 
 Weights: TypeAlias = Mapping[str, Any]
 """Parameter name -> tensor. Opaque to everything but learners, engines and the runtimes that carry them."""
@@ -81,6 +81,24 @@ class Task(Protocol):
 
     def grade(self, prompt: Prompt, completion: Completion) -> Grade | Check | Sum:
         """Quick and safe whatever the completion holds. What may take long, or run anything, is returned as a Check."""
+        ...
+
+
+@runtime_checkable
+class SelfTested(Protocol):
+    """A task that brings completions whose grades are known; a wrong one stops the run before it starts."""
+
+    def canaries(self) -> Sequence[tuple[Prompt, Completion, Exact]]: ...
+
+
+@runtime_checkable
+class Validated(Protocol):
+    """A task that looks through its answers before a run and leaves out those that nothing could be compared with."""
+
+    excluded: list[Excluded]
+
+    async def validate(self, checker: Checker) -> None:
+        """Fills `excluded`, and leaves those prompts out of `prompts`. Raises ValueError when they are too many."""
         ...
 
 

@@ -13,27 +13,8 @@ from typing import Literal
 from nevergiveup.objectives import Clipped, Gspo, Loss, Normalize
 from nevergiveup.scheduler import RetryOrder
 from nevergiveup.strategies import AnyStrategy, DynamicSampling, FixedK, NeverGiveUp, NoPositiveResampling
+from nevergiveup.task_settings import AnyTask, Gsm8kTask
 from nevergiveup.types import Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSettings:
-    """What is asked, and how answers are scored."""
-
-    name: Literal["chains", "gsm8k"] = "gsm8k"
-    """Task: chains (generated puzzles for a tiny model) or gsm8k (grade-school mathematics)."""
-    data: str = ""
-    """JSON Lines file of your own rows for gsm8k (question and answer); empty for the data that come with the package."""
-    style: Literal["steps", "answer"] = "steps"
-    """gsm8k only: ask for step-by-step reasoning, or for the bare answer after three solved examples (tiny models)."""
-    preset: Literal["demo", "study"] = "demo"
-    """chains only: how reliable the teacher of the warm-up is, by tier."""
-    impossible: float = 0.0
-    """chains only: share of training prompts that nothing can solve, as bad labels are."""
-    n_prompts: int | None = None
-    """Use only the first so many training prompts (of a fixed shuffle); none for all."""
-    max_prompt_tokens: int = 512
-    """Longer prompts are left out and counted, never cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +22,17 @@ class ModelSettings:
     """The policy to start from."""
 
     path: str = ""
-    """Hugging Face name or folder of a causal language model; for the task chains empty builds and warm-starts a tiny one."""
+    """Hugging Face name or folder of a causal language model; empty makes a tiny one, for tasks without text."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the learner's weights."""
     engine_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format in which the engine samples."""
     warm_steps: int = 300
-    """chains only: supervised steps of the warm start."""
+    """Supervised steps of the warm start of a tiny model."""
     warm_batch: int = 224
-    """chains only: sequences in a warm-up step."""
+    """Sequences in a warm-up step."""
     warm_lr: float = 6e-3
-    """chains only: peak learning rate of the warm start."""
+    """Peak learning rate of the warm start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +99,18 @@ class LearnerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class GradingSettings:
+    """Worker processes for what may take long or run anything: symbolic mathematics, reward functions of yours."""
+
+    n_workers: int = 2
+    """Processes. Functions that wait for a server want many; rules that compute, as many as there are cores to spare."""
+    timeout_s: float = 5.0
+    """Seconds for one completion, from when its grading starts; then the worker is killed and the completion is unverified."""
+    memory_mb: int = 1024
+    """Memory (MiB) that grading one completion may take on top of what the worker holds when it starts."""
+
+
+@dataclass(frozen=True, slots=True)
 class EvalSettings:
     """Regular evaluation on prompts that are not trained on."""
 
@@ -137,13 +130,14 @@ class EvalSettings:
 class Settings:
     """One complete run."""
 
-    task: TaskSettings = field(default_factory=TaskSettings)
+    task: AnyTask = field(default_factory=Gsm8kTask)
     model: ModelSettings = field(default_factory=ModelSettings)
     strategy: AnyStrategy = field(default_factory=NeverGiveUp)
     loss: Loss = field(default_factory=Clipped)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
+    grading: GradingSettings = field(default_factory=GradingSettings)
     eval: EvalSettings = field(default_factory=EvalSettings)
     steps: int | None = 200
     """Optimizer steps; none to stop by max_completions or epochs."""
@@ -199,10 +193,7 @@ class Settings:
                 f'sampling.overlong_buffer = {s.overlong_buffer} punishes what learner.truncated = "mask" leaves out: '
                 "use one of them"
             )
-        if not 0 <= self.task.impossible <= 1:
-            raise ValueError(f"task.impossible = {self.task.impossible} must be a share from 0 to 1")
-        if self.task.impossible and self.task.name != "chains":
-            raise ValueError(f"task.impossible = {self.task.impossible} is for the task chains: leave it out")
+        self.task.check()
         self._check_loss()
         if self.batch.max_pending is not None and self.batch.max_pending < self.batch.n_groups:
             raise ValueError(
@@ -263,8 +254,6 @@ class Settings:
 
     def _check_positive(self) -> None:
         at_least = {
-            "task.n_prompts": (self.task.n_prompts, 1),
-            "task.max_prompt_tokens": (self.task.max_prompt_tokens, 1),
             "model.warm_steps": (self.model.warm_steps, 1),
             "model.warm_batch": (self.model.warm_batch, 1),
             "model.warm_lr": (self.model.warm_lr, 0),
@@ -279,6 +268,8 @@ class Settings:
             "learner.score_centering": (self.learner.score_centering, 0),
             "learner.kl_beta": (self.learner.kl_beta, 0),
             "learner.micro_batch_tokens": (self.learner.micro_batch_tokens, 1),
+            "grading.n_workers": (self.grading.n_workers, 1),
+            "grading.memory_mb": (self.grading.memory_mb, 64),
             "eval.every": (self.eval.every, 0),
             "eval.n_prompts": (self.eval.n_prompts, 0),
             "eval.n": (self.eval.n, 1),
@@ -300,3 +291,7 @@ class Settings:
             raise ValueError(f"seed = {self.seed} must fit into 64 bits")
         if not self.stall_s > 0:
             raise ValueError(f"stall_s = {self.stall_s} must be above 0")
+        if not 0 < self.grading.timeout_s < self.stall_s:
+            raise ValueError(
+                f"grading.timeout_s = {self.grading.timeout_s} must be above 0 and below stall_s = {self.stall_s}"
+            )

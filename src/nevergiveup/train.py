@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from nevergiveup import build
 from nevergiveup.config import settings_from_json, settings_to_json
 from nevergiveup.evaluate import assign_buckets, mean_by_bucket, mean_pass_at_k
-from nevergiveup.events import Event, EventWriter, read_events
+from nevergiveup.events import Event, EventWriter, Graded, read_events
 from nevergiveup.loop import Loop, Step, TaskGrader
 from nevergiveup.metrics import Tally
 from nevergiveup.report.live import View
@@ -34,13 +34,14 @@ from nevergiveup.runtimes.process import ProcessRuntime
 from nevergiveup.scheduler import Scheduler
 from nevergiveup.settings import Settings
 from nevergiveup.strategies import Allocator, NeverGiveUp
+from nevergiveup.task_settings import TINY
 from nevergiveup.tasks.chains import Chains
-from nevergiveup.types import Completion, Exact, exact
+from nevergiveup.types import Completion, Exact, Grade, Request, Score, Unverified, exact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from nevergiveup.protocols import Engine
+    from nevergiveup.protocols import Engine, Grader, Task
 
 STOPS = {
     signal.SIGINT: "stopped by Ctrl-C",
@@ -62,7 +63,7 @@ def train(settings: Settings, out: Path, view: View, *, resume: bool = False) ->
     """
     if resume:
         settings = read_settings(out)
-    build.check(settings)
+    task = build.check(settings)
     checkpoint = newest_checkpoint(out) if resume else None
     if resume and checkpoint is None:  # it ended before the first one: begin again
         for name in ("events.jsonl", "metrics.jsonl"):
@@ -70,20 +71,23 @@ def train(settings: Settings, out: Path, view: View, *, resume: bool = False) ->
     if not resume and (out / "events.jsonl").exists():
         raise ValueError(f"{out} holds another run: choose another folder, or go on with it (resume)")
     out.mkdir(parents=True, exist_ok=True)
-    with _sole_user(out):
-        return _train(settings, out, view, checkpoint)
+    with _sole_user(out), build.make_pool(settings) as pool:
+        asyncio.run(build.prepare(task, pool, view.note))
+        return _train(settings, out, view, task, TaskGrader(task, build.checker(settings, pool)), checkpoint)
 
 
-def _train(settings: Settings, out: Path, view: View, checkpoint: Path | None) -> dict[str, Any]:
+def _train(
+    settings: Settings, out: Path, view: View, task: Task, grader: Grader, checkpoint: Path | None
+) -> dict[str, Any]:
     write_json(out / "config.json", settings_to_json(settings))
     try:
-        if not settings.model.path and settings.task.name == "chains":
+        if not settings.model.path and isinstance(settings.task, TINY):
             start: Path | str = out / "start"
             if not Path(start).is_dir():
                 _warm_start(settings, Path(start), view.note)
         else:
             start = build.model_folder(settings)
-        return asyncio.run(_Run(settings, out, view, start, checkpoint).run())
+        return asyncio.run(_Run(settings, out, view, task, grader, start, checkpoint).run())
     finally:
         view.close()
 
@@ -139,8 +143,19 @@ def _warm_start(settings: Settings, folder: Path, progress: build.Progress) -> N
 class _Run:
     """The state of one run: what is counted, when it is evaluated, saved and shown."""
 
-    def __init__(self, settings: Settings, out: Path, view: View, start: Path | str, checkpoint: Path | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        out: Path,
+        view: View,
+        task: Task,
+        grader: Grader,
+        start: Path | str,
+        checkpoint: Path | None,
+    ) -> None:
         self.settings = settings
+        self.task = task
+        self.grader = grader
         self.out = out
         self.view = view
         self.start = start
@@ -168,7 +183,7 @@ class _Run:
         if n_threads is not None:
             torch.set_num_threads(n_threads)
         self.tokenizer = build.load_tokenizer(self.start)
-        self.data = build.load_data(settings, self.tokenizer, self.view.note)
+        self.data = build.load_data(self.task, settings, self.tokenizer, self.view.note)
         model = build.load_model(self.start, settings.model.dtype)
         self.learner = build.make_learner(settings, model, self.tokenizer, self.start)
         self.model = model
@@ -244,6 +259,20 @@ class _Run:
             reward + overlong_penalty(len(completion.tokens), sampling.max_new_tokens, sampling.overlong_buffer)
         )
 
+    def _on_graded(self, request: Request, completions: Sequence[Completion], grades: Sequence[Grade]) -> None:
+        """Keeps what the grader had to say beyond plain numbers."""
+        scores = [grade for grade in grades if isinstance(grade, Score)]
+        unverified = [grade for grade in grades if isinstance(grade, Unverified)]
+        if not scores and not unverified:
+            return
+        parts: dict[str, float] = {}
+        for score in scores:
+            for name, part in score.parts.items():
+                parts[name] = parts.get(name, 0.0) + part
+        reasons = Counter(score.reason for score in scores if score.reason)
+        causes = Counter(_last_line(grade.reason) for grade in unverified)
+        self._on_event(Graded(request.id, request.prompt.id, len(scores), reasons, causes, parts))
+
     def _on_event(self, event: Event) -> None:
         self.writer.write(event)
         self.total.add(event)
@@ -255,12 +284,13 @@ class _Run:
         loop = Loop(
             self.scheduler,
             engine,
-            TaskGrader(self.data.task),
+            self.grader,
             learner,
             n_steps=settings.steps,
             max_in_flight=4 * settings.sampling.n_slots,  # a slot that becomes free finds the next sequence waiting
             truncated_is_wrong=settings.learner.truncated == "wrong",
             shape=None if settings.sampling.overlong_buffer is None else self._shaped,
+            on_graded=self._on_graded,
             on_step=lambda step: self._on_step(step, engine),
             stall_s=settings.stall_s,
         )
@@ -338,7 +368,7 @@ class _Run:
                 self._evaluated(split, mean_by_bucket(rates, self.buckets), step)
         else:
             sampling = build.sampled_counts(
-                self.settings, self.model, self.tokenizer, self.data, self.settings.seed + step
+                self.settings, self.model, self.tokenizer, self.data, self.grader, self.settings.seed + step
             )
             if self.settings.runtime == "here":
                 counts = await sampling
@@ -461,6 +491,11 @@ class _Run:
             split: dict(Counter(self.buckets[p.id] for p in prompts if p.id in self.buckets))
             for split, prompts in splits.items()
         }
+
+
+def _last_line(reason: str) -> str:
+    """Of a traceback: the exception. Short enough to be counted and shown."""
+    return reason.strip().rpartition("\n")[2][:120]
 
 
 @contextmanager

@@ -145,6 +145,15 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
+class Excluded:
+    """A row of a data set that is left out. where: file and line; answer: as it stands there; reason: why, in a few words."""
+
+    where: str
+    answer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """All attempts at one visit of a prompt (the chain), as the strategy sees them.
 

@@ -1,9 +1,8 @@
-r"""Reads the final answer of a completion, and decides exactly whether it is the same number as the gold answer.
+r"""Which number is written in a text, and whether two numbers are the same, exactly.
 
-Layer 3, a helper of the number tasks. Three pure functions, standard library only:
+Layer 3, standard library only. Pure functions:
 
-    final_answer(text)   what the completion states as its answer, as text; None when it states none
-    number(text)         the one number that such a text writes down; None when it is anything else
+    number(text)         the one number that a text writes down; None when it is anything else
     same_number(a, b)    exact equality, percent signs understood
 
 Nothing is evaluated: sums, powers and factorials are not numerals, so `\boxed{9^{9^{9}}}` costs what any text costs.
@@ -33,83 +32,6 @@ def same_number(a: Number, b: Number) -> bool:
         return False
     whole, part = (a, b) if a.percent else (b, a)
     return whole.value == 100 * part.value
-
-
-# ---- what is the answer? ------------------------------------------------------------------------------------------
-
-_BOX_TOKEN = re.compile(r"\\{1,2}(?:boxed|fbox)\s*(?:\{|(?P<bare>[0-9]+))|\\.|[{}]", re.DOTALL)
-_BOX_JOINT = re.compile(r"(?:\\[()]|[\s,;&$])*(?:(?:\\text\s*\{\s*)?(?:and|or)\b\s*\}?)?(?:\\[()]|[\s,;&$])*")
-_LONGEST_JOINT = 40
-_MARK = re.compile(r"(?<!#)####(?!#)|\banswer\b[*_\s]*(?:is\b|:)[*_\s]*:?", re.IGNORECASE)
-_HEADING = re.compile(r"\s*(?:[A-Za-z]|[0-9]+[.)][ \t]+\S)")
-_CLAUSE_END = re.compile(r"\n|[.!?](?=[\s*$)\]]|$)")
-
-
-def final_answer(text: str) -> str | None:
-    r"""The last balanced `\boxed{...}` (or `\fbox`) after any thinking; where there is no box at all, the number behind
-    the last `####`, "answer is" or "answer:".
-
-    Boxes joined by nothing but "and", "or" and commas are one list ("17, 18"). An empty box, a box that is still open
-    at the end, an unfinished `<think>` and a statement of anything but one number are no answer: None.
-    """
-    if "</think>" in text:
-        text = text.rpartition("</think>")[2]
-    elif "<think>" in text:
-        return None
-    if "box" in text:
-        boxes, open_from = _boxes(text)
-        if boxes or open_from >= 0:
-            if not boxes or open_from >= boxes[-1].end:
-                return None  # cut in the middle of the answer
-            return _joined(text, boxes).strip() or None
-    for mark in reversed(list(_MARK.finditer(text))):
-        rest = text[mark.end() :]
-        if mark.group() == "####" and _HEADING.match(rest):
-            continue  # a Markdown heading
-        clause = _CLAUSE_END.split(rest.lstrip(" \t\r\n*_:"), maxsplit=1)[0].strip(" \t\r*_")
-        return clause if number(clause) is not None else None
-    return None
-
-
-class _Box(NamedTuple):
-    start: int
-    end: int
-    content: str
-
-
-def _boxes(text: str) -> tuple[list[_Box], int]:
-    """The outermost closed boxes in order, and where the last box that never closes begins (-1: none)."""
-    boxes: list[_Box] = []
-    braces: list[tuple[int, int]] = []  # of each open brace: start of its box, start of the content; (-1, -1): no box
-    for token in _BOX_TOKEN.finditer(text):
-        mark = token.group()
-        if mark == "}":
-            start, inside = braces.pop() if braces else (-1, -1)
-            if start < 0:
-                continue
-            box = _Box(start, token.end(), text[inside : token.start()])
-        elif token["bare"]:
-            box = _Box(token.start(), token.end(), token["bare"])
-        else:
-            if mark == "{":
-                braces.append((-1, -1))
-            elif mark[-1] == "{" and len(mark) > 2:
-                braces.append((token.start(), token.end()))
-            continue
-        while boxes and boxes[-1].start > box.start:  # they lie inside this one
-            boxes.pop()
-        boxes.append(box)
-    return boxes, max((start for start, _ in braces), default=-1)
-
-
-def _joined(text: str, boxes: list[_Box]) -> str:
-    contents = {boxes[-1].content: None}  # an ordered set, the last first
-    for left, right in zip(reversed(boxes[:-1]), reversed(boxes), strict=False):
-        gap = text[left.end : right.start]
-        if len(gap) > _LONGEST_JOINT or not _BOX_JOINT.fullmatch(gap):
-            break
-        contents[left.content] = None
-    return ", ".join(reversed(contents))
 
 
 # ---- which number is it? ------------------------------------------------------------------------------------------
@@ -164,7 +86,7 @@ def number(text: str) -> Number | None:
     if _PLAIN.fullmatch(text):
         return Number(int(text))
     if not text.isascii():
-        if any(map(_hides_digits, text)):
+        if any(map(hides_digits, text)):
             return None
         text = unicodedata.normalize("NFKC", text).replace("\u2212", "-")
     text = _unwrap(text)
@@ -184,10 +106,10 @@ def number(text: str) -> Number | None:
     percent = _PERCENT.match(tail)
     if sign := percent or _DEGREE.match(tail):
         tail = tail[sign.end() :]
-    return Number(value, percent is not None) if _is_unit(_SPACE.sub(" ", tail)) else None
+    return Number(value, percent is not None) if is_unit(_SPACE.sub(" ", tail)) else None
 
 
-def _hides_digits(char: str) -> bool:
+def hides_digits(char: str) -> bool:
     """Characters that would turn into digits at another place: 4² is not 42, 3½ is not 31/2. Full-width 42 is 42."""
     if char.isascii() or unicodedata.decomposition(char).startswith(("<wide>", "<font>")):
         return False
@@ -237,7 +159,7 @@ def _value(match: re.Match[str]) -> int | Fraction | None:
     return value.numerator if value.denominator == 1 else value
 
 
-def _is_unit(text: str) -> bool:
+def is_unit(text: str) -> bool:
     """Whether the words can be dropped: few, no digits, and none that changes what the number says."""
     text = _UNIT_POWER.sub(" ", text).strip().removeprefix(r"\$").removeprefix("$").strip(" .")
     if not text:

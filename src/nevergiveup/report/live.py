@@ -335,9 +335,15 @@ def row_line(row: Row) -> str:
         for key, name in (("engine_idle", "engine"), ("learner_idle", "trainer"))
         if key in row
     ]
+    named = [
+        f"{key.removeprefix('window/reward/')} {value:.2f}"
+        for key, value in row.items()
+        if key.startswith("window/reward/")
+    ]
     parts = [
-        _filled("reward {:.3f}", row, "window/reward"),
+        _filled("reward {:.3f}", row, "window/reward") + (f" ({', '.join(named)})" if named else ""),
         ", ".join(shares),
+        *_trouble(row),
         _filled("asked again {:.0f}", row, "window/requeued"),
         _filled("gave up {:.0f}", row, "window/given_up"),
         _filled("age {:.1f}", row, "window/age_mean") + _filled(" (max {:.0f})", row, "window/age_max"),
@@ -347,6 +353,15 @@ def row_line(row: Row) -> str:
         f"idle: {', '.join(idle)}" if idle else "",
     ]
     return "  ".join(part for part in parts if part.strip())
+
+
+def _trouble(row: Row) -> list[str]:
+    """What keeps completions from being scored as what they are, where it happens at all."""
+    return [
+        f"{_percent(row[key])} {words}"
+        for key, words in (("window/no_answer", "without answer"), ("window/unverified", "no verdict"))
+        if row.get(key)
+    ]
 
 
 def evaluation_line(split: str, evaluation: _Evaluations) -> str:
@@ -408,7 +423,8 @@ def _groups(row: Row) -> RenderableType:
     given_up = _filled(", gave up {:.0f}", row, "window/given_up")
     cut = f"{_percent(row['window/truncated'])} cut" if "window/truncated" in row else ""
     unverified = row.get("window/completions_unverified", 0)
-    table.add_row("reward", _filled("{:.3f}", row, "window/reward") + (f", {cut}" if cut else ""))
+    silent = f"{_percent(row['window/no_answer'])} no answer" if row.get("window/no_answer") else ""
+    table.add_row("reward", ", ".join(filter(None, (_filled("{:.3f}", row, "window/reward"), cut, silent))))
     table.add_row("asked again", _filled("{:.0f}", row, "window/requeued") + given_up)
     table.add_row(
         "age", _filled("{:.1f} mean", row, "window/age_mean") + _filled(", {:.0f} max", row, "window/age_max")

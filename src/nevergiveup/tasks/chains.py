@@ -113,6 +113,11 @@ class Chains:
         return self.vocabulary.index("<pad>")
 
     @property
+    def context(self) -> int:
+        """Positions of the tiny model: a prompt takes 7, a completion at most 5."""
+        return 32
+
+    @property
     def max_completion_tokens(self) -> int:
         return MAX_OPERATORS + 1
 

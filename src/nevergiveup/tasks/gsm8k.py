@@ -12,15 +12,29 @@ answer is") is exactly the gold number, else 0; no answer scores 0.
 from __future__ import annotations
 
 import gzip
-import hashlib
-import json
 from collections.abc import Mapping
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from nevergiveup.grading.numbers import final_answer, number, same_number
-from nevergiveup.types import Completion, Message, Prompt
+from nevergiveup.grading.math import grade_math
+from nevergiveup.grading.numbers import number
+from nevergiveup.tasks.rows import (
+    ANSWER_KEYS,
+    QUESTION_KEYS,
+    Chat,
+    Made,
+    Row,
+    Unverifiable,
+    chat_of,
+    make_prompts,
+    parse_rows,
+    read_rows,
+    text_of,
+    value_of,
+)
+from nevergiveup.types import Completion, Excluded, Prompt, Score
 
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 
@@ -38,117 +52,90 @@ earlier turns of the chat; for models too small to reason, whose rare right answ
 
 SPLITS: Mapping[str, str] = {"train": "gsm8k_train.jsonl.gz", "test": "gsm8k_platinum.jsonl.gz"}
 
-QUESTION_KEYS = ("question", "prompt")
-ANSWER_KEYS = ("answer", "solution", "gold")
-_MOST_SHOWN = 10
-
 
 class GSM8K:
-    """The Task of the shipped rows. `grade` judges any prompt whose `answer` is a number as text (see `load_rows`)."""
+    """The task gsm8k.
 
-    def __init__(self, style: Style = "steps") -> None:
+    data, test_data: rows of one's own in place of the shipped ones (see `load_rows`). With data alone nothing is evaluated.
+    excluded: the rows that were left out so far, because their answer is no number.
+    """
+
+    def __init__(
+        self, style: Style = "steps", data: str = "", test_data: str = "", *, allow_unverifiable: bool = False
+    ) -> None:
         self.style = style
+        self.excluded: list[Excluded] = []
+        self._sources = {"train": data, "test": test_data}
+        self._allow_unverifiable = allow_unverifiable
+        self._prompts: dict[str, list[Prompt]] = {}
 
     def prompts(self, split: str) -> list[Prompt]:
         if split not in SPLITS:
             raise ValueError(f"gsm8k has no split {split!r}: use one of {', '.join(SPLITS)}")
-        name = SPLITS[split]
-        return _prompts(
-            gzip.decompress(files("nevergiveup.tasks").joinpath("data", name).read_bytes()), name, self.style
-        )
+        if split not in self._prompts:
+            self._prompts[split] = self._read(split)
+        return self._prompts[split]
 
-    def grade(self, prompt: Prompt, completion: Completion) -> int:
-        gold = number(prompt.answer)
-        if gold is None:  # rows were checked when they were loaded
-            raise ValueError(f"prompt {prompt.id}: the gold answer {prompt.answer!r} is not a number")
-        stated = final_answer(completion.text)
-        answer = None if stated is None else number(stated)
-        return int(answer is not None and same_number(gold, answer))
+    def _read(self, split: str) -> list[Prompt]:
+        source = self._sources[split]
+        if source:
+            made = load_rows(source, self.style, allow_unverifiable=self._allow_unverifiable)
+            self.excluded += made.excluded
+            return made.prompts
+        return [] if self._sources["train"] and split == "test" else _shipped(SPLITS[split], self.style)
+
+    def grade(self, prompt: Prompt, completion: Completion) -> Score:
+        grade = grade_math(prompt.answer, completion.text, numeral=True)
+        assert isinstance(grade, Score)  # numerals need no other process
+        return grade
+
+    def canaries(self) -> list[tuple[Prompt, Completion, int]]:
+        prompt = Prompt("canary", answer="1,234")
+        texts = {
+            r"So it is \boxed{1234}.": 1,
+            r"So it is \boxed{1235}.": 0,
+            "It is 1234, I think.": 0,
+            "#### 1,234.0": 1,
+        }
+        return [(prompt, Completion((), (), text, "stop", 0, 0), reward) for text, reward in texts.items()]
 
 
-def load_rows(path: Path, style: Style = "steps") -> list[Prompt]:
-    """Prompts from a JSONL file of one's own, one object a line (UTF-8; a byte order mark, CRLF and empty lines do no harm).
+def load_rows(source: str | Path, style: Style = "steps", *, allow_unverifiable: bool = False) -> Made:
+    """Prompts from rows of one's own (see `tasks.rows.read_rows`), and the rows that are left out.
 
-    "question" or "prompt": text, which is put into the chat of that style, or a list of chat messages, which is left as
-    it is. "answer", "solution" or "gold": a number, or a text that is one or has one after its last `####`.
+    The question: text, which is put into the chat of that style, or a list of chat messages, which is left as it is. The
+    answer: a number, or a text that is one or has one after its last `####`.
 
-    Raises ValueError that names the file and every defective line (the first ten): nothing is skipped in silence.
+    Raises ValueError that names the file and every defective line (the first ten), and when too many answers are no numbers.
     """
-    return _prompts(Path(path).read_bytes(), str(path), style)
+    return make_prompts(
+        read_rows(str(source)), str(source), partial(_row, style=style), allow_unverifiable=allow_unverifiable
+    )
 
 
-def _prompts(data: bytes, name: str, style: Style) -> list[Prompt]:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{name}, line {line}: not UTF-8 text; save the file in UTF-8") from None
-    prompts: list[Prompt] = []
-    defects: list[str] = []
-    seen: set[str] = set()
-    for line, row in enumerate(text.split("\n"), start=1):  # not splitlines: JSON texts may hold other line separators
-        if not row.strip():
-            continue
-        try:
-            messages, answer = _row(row, style)
-        except ValueError as error:
-            defects.append(f"line {line}: {error}")
-            continue
-        content = json.dumps([messages, answer], ensure_ascii=False).encode()
-        row_id = hashlib.sha256(content).hexdigest()[:16]
-        if row_id in seen:
-            row_id = f"{row_id}-{line}"
-        seen.add(row_id)
-        prompts.append(Prompt(id=row_id, messages=messages, answer=answer))
-    if defects:
-        more = f"\n  and {len(defects) - _MOST_SHOWN} more" if len(defects) > _MOST_SHOWN else ""
-        listed = "".join(f"\n  {defect}" for defect in defects[:_MOST_SHOWN])
-        raise ValueError(f"{name}: {len(defects)} of {len(prompts) + len(defects)} rows cannot be used:{listed}{more}")
-    if not prompts:
-        raise ValueError(f"{name} has no rows; write one JSON object a line, with a question and an answer")
-    return prompts
+def _shipped(name: str, style: Style) -> list[Prompt]:
+    data = gzip.decompress(files("nevergiveup.tasks").joinpath("data", name).read_bytes())
+    return make_prompts(parse_rows(data, name), name, partial(_row, style=style)).prompts
 
 
-def _row(text: str, style: Style) -> tuple[tuple[Message, ...], str]:
-    """The chat and the gold answer of one line; numbers are kept as they are written. Raises ValueError."""
-    try:
-        row = json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"broken JSON at column {error.colno}: {error.msg}") from None
-    if not isinstance(row, dict):
-        raise ValueError('not a JSON object; write {"question": ..., "answer": ...}')
-    return _messages(_first(row, QUESTION_KEYS, "question"), style), _gold(_first(row, ANSWER_KEYS, "answer"))
+def _row(row: Row, style: Style) -> tuple[Chat, str]:
+    messages = chat_of(value_of(row, QUESTION_KEYS, "question"), partial(_asked, style=style))
+    return messages, gold_number(value_of(row, ANSWER_KEYS, "answer"))
 
 
-def _first(row: dict[str, Any], keys: tuple[str, ...], what: str) -> Any:
-    for key in keys:
-        if key in row:
-            value = row[key]
-            if value is None or value == [] or (isinstance(value, str) and not value.strip()):
-                raise ValueError(f"empty {key}")
-            return value
-    raise ValueError(f"no {what} (looked for {', '.join(keys)})")
+def _asked(question: str, style: Style) -> Chat:
+    if style == "steps":
+        return ({"role": "user", "content": f"{question}\n\n{INSTRUCTION}"},)
+    turns = [(asked, rf"The answer is \boxed{{{answer}}}.") for asked, answer in EXAMPLES]
+    chat = [text for turn in turns for text in turn] + [question]
+    return tuple({"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(chat))
 
 
-def _messages(question: Any, style: Style) -> tuple[Message, ...]:
-    if isinstance(question, str) and style == "answer":
-        turns = [(asked, rf"The answer is \boxed{{{answer}}}.") for asked, answer in EXAMPLES]
-        chat = [text for turn in turns for text in turn] + [question.strip()]
-        return tuple({"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(chat))
-    if isinstance(question, str):
-        return ({"role": "user", "content": f"{question.strip()}\n\n{INSTRUCTION}"},)
-    if not isinstance(question, list):
-        raise ValueError(f"the question {question!r} is neither a text nor a list of chat messages")
-    for message in question:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise ValueError(f'the message {message!r} is not {{"role": text, "content": text}}')
-    return tuple({"role": message["role"], "content": message["content"]} for message in question)
-
-
-def _gold(answer: Any) -> str:
-    gold = answer.rpartition("####")[2].strip() if isinstance(answer, str) else None
+def gold_number(answer: Any) -> str:
+    """The gold number of an answer, as it is written. Raises Unverifiable when there is none."""
+    text = text_of(answer)
+    gold = None if text is None else text.rpartition("####")[2].strip()
     if gold is None or number(gold) is None:
-        shown = json.dumps(answer, ensure_ascii=False)
-        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        raise ValueError(f"the answer {shown} is not a number; give one, alone or after ####")
+        shown = answer if isinstance(answer, str) else str(answer)
+        raise Unverifiable(shown if len(shown) <= 60 else f"{shown[:57]}...", "not a number, alone or after ####")
     return gold

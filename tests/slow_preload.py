@@ -1,0 +1,5 @@
+"""A module whose import takes for ever, for the tests of the grader pool."""
+
+import time
+
+time.sleep(1000)
