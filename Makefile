@@ -1,6 +1,7 @@
 # make demo    set up, then fixed-K GRPO against NGU on the CPU (about 2 minutes a seed; SEEDS="0 1 2" for more)
 # make test    set up, then every test
 # make check   set up, then lint, types, layers and every test
+# make study-manufactoria   rewards per test and for all tests, NGU and fixed K; writes docs/results/manufactoria.md
 # make study-chains   every strategy on the task chains, three seeds; writes docs/results/chains.md (about 20 minutes)
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: demo test test-core check lint study-chains clean
+.PHONY: demo test test-core check lint study-chains study-manufactoria clean
 
 demo: $(READY)
 	$(BIN)/ngu demo --seeds $(SEEDS) --out runs/demo
@@ -24,6 +25,9 @@ check: lint test
 
 study-chains: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/study_chains.py
+
+study-manufactoria: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/study_manufactoria.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ Exit status: 0 fine; 1 the run failed; 2 bad input; 130 stopped by Ctrl-C or SIG
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import sys
@@ -313,6 +314,7 @@ def _grade(path: Path, task: GradedAs, golds_only: bool) -> int:
     import asyncio
 
     from nevergiveup.grade import grade_file
+    from nevergiveup.loop import GraderBroken
     from nevergiveup.settings import GradingSettings
 
     async def print_lines() -> None:
@@ -324,6 +326,11 @@ def _grade(path: Path, task: GradedAs, golds_only: bool) -> int:
     except ValueError as error:
         _complain(str(error))
         return BAD_INPUT
+    except GraderBroken as error:
+        _complain(str(error))
+        return FAILED
+    except BrokenPipeError:  # whoever read the output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0

@@ -104,6 +104,8 @@ class TaskGrader:
             reward = reward_of(part)
             total += weight * reward
             parts[name] = float(reward)
+            if isinstance(part, Score):
+                parts |= {f"{name}/{inner}": value for inner, value in part.parts.items()}
         total = exact(total)
         return Score(total, parts=parts) if first is None else replace(first, reward=total, parts=parts)
 

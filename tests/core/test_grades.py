@@ -47,7 +47,7 @@ def test_weighted_parts_are_summed_exactly_and_kept_apart():
     def rule(text):
         return Sum(
             {
-                "correct": (1, Score(1, "equal", answer=text)),
+                "correct": (1, Score(1, "equal", answer=text, parts={"exact": 1.0})),
                 "format": (Fraction(1, 10), Check(to_number, ("0.5",))),
                 "length": (-1, Fraction(1, 3)),
             }
@@ -55,7 +55,10 @@ def test_weighted_parts_are_summed_exactly_and_kept_apart():
 
     (grade,) = grades(rule, "42")
     assert grade == Score(
-        1 + Fraction(1, 20) - Fraction(1, 3), "equal", "42", {"correct": 1.0, "format": 0.5, "length": 1 / 3}
+        1 + Fraction(1, 20) - Fraction(1, 3),
+        "equal",
+        "42",
+        {"correct": 1.0, "correct/exact": 1.0, "format": 0.5, "length": 1 / 3},
     )
 
 

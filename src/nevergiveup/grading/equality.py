@@ -279,9 +279,9 @@ def _calculation(tree: Tree, values: Values) -> Tree | None:
     if tree[0] != "rel" or set(tree[2]) != {"="}:
         return tree
     sides = tree[1]
-    first = 1 if _name(sides[0]) is not None and symbols(sides[0]) and len(sides) > 2 else 0
+    first = int(_name(sides[0]) is not None)
     chain = sides[first:]
-    if len(chain) < 2 or (first == 0 and len(chain) == 2 and (symbols(chain[0]) or symbols(chain[1]))):
+    if len(chain) < 2 or (not first and len(chain) == 2 and (symbols(chain[0]) or symbols(chain[1]))):
         return tree
     if not all(map(is_expression, chain)):
         return tree

@@ -64,12 +64,14 @@ class Reading:
     units: tuple[str, ...] = ()
 
 
-@lru_cache(maxsize=10_000)
 def read(text: str) -> Reading:
     """Never raises."""
     text = text.strip()
-    if len(text) > LONGEST:
-        return Reading(None, text, refusal=REFUSED + "too long")
+    return _read(text) if len(text) <= LONGEST else Reading(None, text, refusal=REFUSED + "too long")
+
+
+@lru_cache(maxsize=10_000)
+def _read(text: str) -> Reading:
     try:
         tokens = _tokens(_ascii(text))
     except Refused as reason:
@@ -87,7 +89,8 @@ def read(text: str) -> Reading:
         return Reading(None, key, words, REFUSED + str(reason))
     except NotUnderstood:
         return Reading(None, key, words)
-    return Reading(tree, key, words, units=tuple(parser.units))
+    units = tuple(parser.units) or (("dollar",) if "\\$" in text else ())
+    return Reading(tree, key, words, units=units)
 
 
 class _Words(Refused):
@@ -114,7 +117,7 @@ _CHARACTERS = str.maketrans(
     {
         "−": "-", "–": "-", "‐": "-", "‑": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ",
         "÷": r"\div ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
-        "°": r"^\circ ", "√": r"\sqrt ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
+        "°": r"^\circ ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
         "±": r"\pm ", "∓": r"\mp ", "ℝ": r"\mathbb{R}", "…": r"\ldots ", "⟨": r"\langle ", "⟩": r"\rangle ",
         "€": "$", "£": "$", "¥": "$", "′": "'", "’": "'", "∣": "|", "，": ",", "；": ";", "：": ":", "。": ".",
         "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}",
@@ -138,6 +141,7 @@ def _ascii(text: str) -> str:
     """Unicode signs as LaTeX commands, full-width forms as ASCII. Superscripts stay superscripts: 4² is no 42."""
     if text.isascii():
         return text
+    text = re.sub(r"√\s*([0-9]+|[a-z]|)", lambda m: rf"\sqrt{{{m[1]}}}" if m[1] else r"\sqrt ", text)
     text = text.translate(_CHARACTERS)
     text = _SUPERSCRIPT.sub(lambda m: "^{" + m[0].translate(_FROM_SUPERSCRIPT) + "}", text)
     text = _SUBSCRIPT.sub(lambda m: "_{" + m[0].translate(_FROM_SUPERSCRIPT) + "}", text)
@@ -172,7 +176,7 @@ _RENAMED = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "leq": "le", "geq": "ge",
     "leqslant": "le", "geqslant": "ge", "neq": "ne", "lt": "<", "gt": ">", "lbrace": "{", "rbrace": "}", "vert": "|",
     "lvert": "|", "rvert": "|", "ast": "cdot", "varnothing": "emptyset", "lbrack": "[", "rbrack": "]",
-    "degree": "circ", "land": "and", "lor": "or", "vee": "or", "wedge": "and", "colon": ":", "isin": "in",
+    "land": "and", "lor": "or", "vee": "or", "wedge": "and", "colon": ":", "isin": "in",
     "varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta", "arctan": "atan", "arcsin": "asin", "arccos": "acos",
     "lg": "log10", "tg": "tan", "R": "reals", "infin": "infty",
 }  # fmt: skip
@@ -191,7 +195,7 @@ UNITS = {
 |mi mile miles|kg kilogram kilograms|g gram grams|mg milligram milligrams|lb lbs pound pounds|oz ounce ounces
 |s sec secs second seconds|min mins minute minutes|h hr hrs hour hours|day days|week weeks|month months
 |year years yr yrs|L l liter liters litre litres|ml mL milliliter milliliters|dollar dollars|cent cents|degree degrees
-|radian radians rad|unit units|mph|kmh kph|percent|gallon gallons gal|euro euros|bit bits|byte bytes""".replace(
+|radian radians rad|unit units|mph|kmh kph|percent|gallon gallons gal|euro euros|bit bits|byte bytes|am|pm""".replace(
         "\n", ""
     ).split("|")
     for name in names.split()
@@ -265,6 +269,8 @@ def _tokenise(text: str, tokens: list[Token], depth: int) -> None:
                 if content == "array" and name == "begin":
                     _, at = _argument(text, at)
                 tokens.append(Token("cmd", f"{name} {content}", gap, f"{name} {content}"))
+            elif name == "degree":
+                tokens += (Token("op", "^", gap, "^"), Token("cmd", "circ", False, "circ"))
             elif name in ("and", "or"):
                 tokens.append(Token("sep", name, gap, name))
             elif len(name) == 1 and name in "<>{}|[]:":
@@ -349,6 +355,7 @@ def _argument(text: str, at: int) -> tuple[str, int]:
 
 
 _WORD = re.compile(r"[^\W\d_]+")
+_SIGNS = {"percent": ("op", "\\%"), "per cent": ("op", "\\%"), "infinity": ("cmd", "infty"), "oo": ("cmd", "infty")}
 _CONNECTORS = {"and": "and", "or": "or", "and/or": "or", ", and": "and", ", or": "or", ",": ","}
 
 
@@ -356,6 +363,9 @@ def _font(name: str, content: str, gap: bool, tokens: list[Token], depth: int) -
     stripped = content.replace("~", " ").strip()
     before = tokens[-1] if tokens else _END
     if not stripped:
+        return
+    if stripped.lower() in _SIGNS:
+        tokens.append(_sign(stripped.lower(), gap))
         return
     if stripped.lower() in _CONNECTORS:
         tokens.append(Token("sep", _CONNECTORS[stripped.lower()], gap, stripped))
@@ -375,7 +385,7 @@ def _font(name: str, content: str, gap: bool, tokens: list[Token], depth: int) -
             and not re.search(r"[A-Za-z]{2,}", re.sub(r"\b(?:and|or)\b", "", stripped))
         ):
             _tokenise(stripped, tokens, depth + 1)  # {5 or 6}
-        elif name in _TEXT_FONTS and "=" in stripped:
+        elif name in _TEXT_FONTS and ("=" in stripped or stripped[0].isdecimal()):
             _tokenise(stripped, tokens, depth + 1)
         else:
             tokens.append(Token("text", stripped, True, stripped))
@@ -383,18 +393,25 @@ def _font(name: str, content: str, gap: bool, tokens: list[Token], depth: int) -
         _tokenise(stripped, tokens, depth + 1)
 
 
+def _sign(word: str, gap: bool) -> Token:
+    kind, value = _SIGNS[word]
+    return Token(kind, value, gap, value)
+
+
 def _run(run: str, gap: bool, tokens: list[Token]) -> None:
     """A run of letters: a word, a unit, a function, a name in capitals, or variables side by side."""
     lower = run.lower()
     if lower in ("and", "or"):
         tokens.append(Token("sep", lower, gap, lower))
-    elif _RENAMED.get(run, run) in _FUNCTIONS or run in ("sqrt", "infty", "infinity", "oo", "pi", "theta", "cup"):
-        value = {"infinity": "infty", "oo": "infty"}.get(run, _RENAMED.get(run, run))
+    elif lower in _SIGNS:
+        tokens.append(_sign(lower, gap))
+    elif _RENAMED.get(run, run) in _FUNCTIONS or run in ("sqrt", "infty", "pi", "theta", "cup"):
+        value = _RENAMED.get(run, run)
         tokens.append(Token("let" if run in ("pi", "theta") else "cmd", value, gap, value))
     elif len(run) == 1:
         after_number = gap and bool(tokens) and tokens[-1].kind == "num"
         tokens.append(Token("let", run, after_number, run) if run.isascii() else Token("text", run, gap, run))
-    elif run.isupper() and run.isascii() and len(run) < 6:
+    elif run.isupper() and run.isascii() and len(run) < 6 and run not in ("AM", "PM"):
         tokens.append(Token("name", run, gap, run))
     elif (
         (not run.isascii() or lower in _RUN_WORDS or (run[0].isupper() and run[1:].islower()))
@@ -581,6 +598,7 @@ class _Parser:
         tree = self.signed()
         while self.has("+", "-", "pm", "mp"):
             sign = self.take().value
+            self.one_sign()
             right = self.product()
             self.arithmetic(tree, right)
             if sign in ("pm", "mp"):
@@ -595,8 +613,7 @@ class _Parser:
     def signed(self) -> Tree:
         if self.has("+", "-", "pm", "mp"):
             sign = self.take().value
-            if self.has("+", "-"):
-                raise NotUnderstood
+            self.one_sign()
             tree = self.product()
             if sign == "+":
                 return tree
@@ -611,6 +628,10 @@ class _Parser:
             return ("neg", tree)
         return self.product()
 
+    def one_sign(self) -> None:
+        if self.has("+", "-", "pm", "mp"):
+            raise Refused("two signs")
+
     def arithmetic(self, *trees: Tree) -> None:
         if not all(map(is_expression, trees)):
             raise NotUnderstood
@@ -621,6 +642,10 @@ class _Parser:
             if self.has("*", "cdot", "times", "/", "div"):
                 operator = self.take().value
                 right = self.factor(signed=True)
+            elif self.skip("\\%", "%"):
+                self.arithmetic(tree)
+                tree = ("percent", tree)
+                continue
             elif self.starts_factor():
                 operator = "*"
                 if self.token.kind == "num":
@@ -699,10 +724,6 @@ class _Parser:
                 self.take()
                 self.arithmetic(tree)
                 tree = bounded(("fact", tree))
-            elif self.has("\\%", "%"):
-                self.take()
-                self.arithmetic(tree)
-                tree = ("percent", tree)
             elif self.has("''", "'"):
                 mark = self.take().value
                 if tree[0] == "num":
@@ -892,7 +913,8 @@ class _Parser:
             if self.skip("["):
                 index = self.sum()
                 self.need("]")
-            inside = self.argument()
+            # nobody who writes \sqrt13 means 3 times the root of 1
+            inside = ("num", self.take().value) if self.token.kind == "num" else self.argument()
             self.arithmetic(index, inside)
             return bounded(("fn", "root", index, inside))
         if name in _FUNCTIONS:
@@ -973,17 +995,7 @@ class _Parser:
         """Leaves out words behind a value, if they may be a unit."""
         if self.in_function or self.bars:
             return
-        start = self.at
-        if self.skip("/"):  # 5 / \text{day} is read here only after a unit sign
-            pass
-        single = (
-            self.token.kind == "let"
-            and self.token.gap
-            and self.token.raw in "mgshLl"
-            and self.tokens[self.at - 1].kind == "num"
-        )
-        if self.token.kind != "text" and not single:
-            self.at = start
+        if self.token.kind != "text":
             return
         words: list[str] = []
         while True:
@@ -1090,7 +1102,7 @@ def constant(tree: Tree) -> Fraction | None:
     if kind == "fact":
         n = constant(tree[1])
         return (
-            Fraction(factorial(n.numerator))
+            _factorial(n.numerator)
             if n is not None and n.denominator == 1 and 0 <= n <= LARGEST_FACTORIAL
             else None
         )
@@ -1105,7 +1117,7 @@ def constant(tree: Tree) -> Fraction | None:
             or not 0 <= n <= LARGEST_FACTORIAL
         ):
             return None
-        return Fraction(comb(n.numerator, k.numerator))
+        return _comb(n.numerator, k.numerator)
     if kind == "fn" and tree[1] == "root":
         index, inside = constant(tree[2]), constant(tree[3])
         if index is None or inside is None or index.denominator != 1 or index < 2:
@@ -1115,6 +1127,16 @@ def constant(tree: Tree) -> Fraction | None:
         value = constant(tree[2])
         return None if value is None else abs(value)
     return None
+
+
+@lru_cache(maxsize=64)
+def _factorial(n: int) -> Fraction:
+    return Fraction(factorial(n))
+
+
+@lru_cache(maxsize=64)
+def _comb(n: int, k: int) -> Fraction:
+    return Fraction(comb(n, k))
 
 
 def _root(value: Fraction, index: int, exponent: int) -> Fraction | None:

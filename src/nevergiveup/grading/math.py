@@ -33,7 +33,8 @@ from nevergiveup.types import NO_ANSWER, Check, Grade, Score
 EQUAL, DIFFERENT = symbolic.EQUAL, symbolic.DIFFERENT
 
 _DIGITS = re.compile(r"-?[0-9]+")
-_PLAIN = re.compile(r"[-+]?\s*(?:\\?\$)?[0-9.,\s]+(?:\\?%)?\.?")
+_PLAIN = re.compile(r"[-+]?\s*(?:\\?\$)?(?:[0-9.,\s~]|\\[ ,!])+(?:\\?%)?\.?")
+_UNIT_LETTER = re.compile(r"(.*[0-9])(?:[\s~]|\\[ ,])+[mgshLl]", re.DOTALL)
 
 
 def grade_math(gold: str, response: str, *, numeral: bool = False) -> Score | Check:
@@ -82,6 +83,8 @@ def quick_verdict(gold: str, answer: str) -> Score | None:
         return Score(0, given.refusal, answer)
     if wanted.tree is None or given.tree is None:
         return None
+    if wanted.tree[0] == "num" and (shorter := _UNIT_LETTER.fullmatch(answer)):  # 5 m, where no variable is asked for
+        return quick_verdict(gold, shorter[1])
     if _has_other_units(wanted, given):
         return _score(False, answer)
     if _has_undefined(given.tree):
@@ -157,6 +160,9 @@ def _same_words(gold: Reading, answer: Reading) -> bool:
 
 
 def _has_other_units(gold: Reading, answer: Reading) -> bool:
+    for one, other in ((gold, answer), (answer, gold)):
+        if one.tree is not None and one.tree[0] == "percent" and any(other.units):
+            return True
     if len(gold.units) != len(answer.units):
         return False
     return any(a and b and a != b for a, b in zip(gold.units, answer.units, strict=True))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
@@ -40,6 +41,14 @@ from nevergiveup.tasks.rows import (
 from nevergiveup.types import Check, Completion, Excluded, Prompt, Score, Unverified
 
 SPLITS: Mapping[str, str] = {"train": "deepscaler_part.jsonl.gz", "test": "math_500.jsonl.gz"}
+
+
+_PLACEHOLDER = re.compile(
+    r"(?:see|refer\s+to|cf\.?)\s.{0,40}|(?:the\s+)?(?:solution|proof|prove|answer)s?(?:\s.{0,20})?|n\s*/?\s*a|unknown|tbd|todo|"
+    r"omitted|not\s+(?:given|available|provided|applicable)|no\s+answer|\?+|-+|\.+",
+    re.IGNORECASE,
+)
+"""Of a row without an answer: "see solution", "n/a", "?"."""
 
 
 class Gold(NamedTuple):
@@ -151,6 +160,8 @@ def gold_of(answer: Any) -> Gold:
     if text is None:
         raise Unverifiable(str(answer)[:60], "neither a text nor a number")
     gold = text.strip()
+    if _PLACEHOLDER.fullmatch(gold):
+        raise Unverifiable(gold, "it stands for an answer that is not there")
     if "####" in gold:
         gold = gold.rpartition("####")[2].strip()
     elif "boxed" in gold or "fbox" in gold:
