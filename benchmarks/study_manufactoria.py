@@ -32,18 +32,18 @@ from nevergiveup.loop import TaskGrader
 from nevergiveup.recipes import RECIPES
 from nevergiveup.report.live import PlainView
 from nevergiveup.settings import EvalSettings, Settings
-from nevergiveup.strategies import DynamicSampling, FixedK, NeverGiveUp
+from nevergiveup.strategies import FixedK, NeverGiveUp
 from nevergiveup.task_settings import PerTest
 from nevergiveup.train import train
 
-N_EVAL = 64
+N_EVAL = 32
 """Completions a problem, in each of the evaluations."""
 
 
 @dataclass(frozen=True)
 class Arm:
     label: str
-    strategy: FixedK | DynamicSampling | NeverGiveUp
+    strategy: FixedK | NeverGiveUp
     score: PerTest
 
 
@@ -53,10 +53,7 @@ ARMS: dict[str, Arm] = {
     for score in SCORES
     for name, label, k, strategy in (
         ("fixed", "GRPO", 4, FixedK(k=4)),
-        ("fixed", "GRPO", 8, FixedK(k=8)),
-        ("dapo", "DAPO", 4, DynamicSampling(k=4)),
         ("ngu", "NGU p=.95", 4, NeverGiveUp(k=4, p=0.95)),
-        ("ngu", "NGU p=.9", 8, NeverGiveUp(k=8, p=0.9)),
     )
 }
 START = "ngu4-all-tests"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from nevergiveup.models import word_tokenizer, exact_pass_rate, fit_supervised, tiny_llama
+from nevergiveup.models import exact_pass_rate, fit_supervised, tiny_llama, word_tokenizer
 from nevergiveup.tasks.chains import COMPOSITIONS, MAX_OPERATORS, N_VALUES, RELIABILITY, TIERS, Chains
 from nevergiveup.types import Completion, Prompt
 

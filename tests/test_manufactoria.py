@@ -554,7 +554,7 @@ def test_a_program_without_end_fails_its_test_only() -> None:
 
 
 def test_what_is_unknown_is_refused() -> None:
-    with pytest.raises(ValueError, match="ensemble must be one of basic_mix, has, .* not 'hass'"):
+    with pytest.raises(ValueError, match=r"ensemble must be one of basic_mix, has, .* not 'hass'"):
         Manufactoria("hass")
     with pytest.raises(ValueError, match="reward must be per-test or all-tests, not 'full_pass'"):
         Manufactoria(reward="full_pass")  # type: ignore[arg-type]

@@ -248,15 +248,19 @@ class _OneByOne:
         return self._pool.grade(check)
 
 
-async def prepare(task: Task, checker: Checker, progress: Progress) -> None:
-    """Before a model is loaded: answers that cannot be verified are left out, and the grader must pass its own test.
+async def prepare(settings: Settings, task: Task, pool: GraderPool, progress: Progress) -> None:
+    """Before a model is loaded: the worker processes start, answers that cannot be verified are left out, and the grader
+    must pass its own test.
 
-    Raises ValueError when too many answers are of no use, GraderBroken when a verdict that is known comes out wrong.
+    Raises ValueError when too many answers are of no use, GraderBroken when the processes cannot start or a verdict that is
+    known comes out wrong.
     """
+    if _preload(settings):
+        pool.start()
     inner = task.task if isinstance(task, WithReward) else task
-    grader = TaskGrader(inner, checker)
+    grader = TaskGrader(inner, pool)
     if isinstance(inner, Validated):
-        await inner.validate(checker)
+        await inner.validate(pool)
         for row in inner.excluded[:MOST_LISTED]:
             progress(f"left out: {row.where}: the answer {row.answer!r} cannot be verified ({row.reason})")
         if (n_more := len(inner.excluded) - MOST_LISTED) > 0:

@@ -72,7 +72,7 @@ def train(settings: Settings, out: Path, view: View, *, resume: bool = False) ->
         raise ValueError(f"{out} holds another run: choose another folder, or go on with it (resume)")
     out.mkdir(parents=True, exist_ok=True)
     with _sole_user(out), build.make_pool(settings) as pool:
-        asyncio.run(build.prepare(task, pool, view.note))
+        asyncio.run(build.prepare(settings, task, pool, view.note))
         return _train(settings, out, view, task, TaskGrader(task, build.checker(settings, pool)), checkpoint)
 
 

@@ -25,7 +25,7 @@ _FORMULA_ALONE = re.compile(r"[\s*_]*(?:[.!\n]|$)|[ ]*\n")
 _LONGEST_FORMULA = 1000
 _LETTER = re.compile(r"\(?[A-Za-z]\)?")
 _WORD = re.compile(r"[A-Za-z]{2,}")
-_NO_WORDS = frozenset("not unknown undefined it that this the none wrong correct unclear".split())  # noqa: SIM905
+_NO_WORDS = frozenset("not unknown undefined it that this the none wrong correct unclear".split())
 _RANGE = re.compile(r"[0-9.,\s]+-[0-9.,\s]+")
 _BOMBS = ("a huge power", "a huge factorial", "a huge binomial")
 _CLAUSE_END = re.compile(r"\n|[.!?](?=[\s*$)\]]|$)")

@@ -462,9 +462,9 @@ def _same(a: Tree, b: Tree, values: Values) -> bool | None:
             return False
         return _all(_same(left, right, values) for left, right in zip(a[1], b[1], strict=True))
     if a[0] == b[0] == "base":
-        return a[1:] == b[1:]
+        return bool(a[1:] == b[1:])
     if a[0] == b[0] == "set":  # only the empty one is left
-        return a[1] == b[1]
+        return bool(a[1] == b[1])
     if a[0] == b[0] and a[0] in ("inter", "minus"):
         return _all(_same(left, right, values) for left, right in zip(a[1:], b[1:], strict=True))
     if {a[0], b[0]} & {"rel", "or"} and {a[0], b[0]} & {"tuple", "union"}:

@@ -8,7 +8,8 @@ the depth. A tree is made of tuples whose first member says what it is:
     ("fn", name, argument...)        sqrt is ("fn", "root", index, a), log is ("fn", "log", base, a)
     ("percent", a)  ("pm", a, b) and ("mp", a, b): both signs at once
     ("tuple", open, items, close): an ordered tuple or an interval      ("set", items)  ("list", items)  ("or", items)
-    ("union", a, b)  ("inter", a, b)  ("minus", a, b)  ("rel", sides, operators)  ("such", head, conditions): {head | conditions}
+    ("union", a, b)  ("inter", a, b)  ("minus", a, b)  ("rel", sides, operators)
+    ("such", head, conditions): {head | conditions}
     ("matrix", rows)  ("ratio", items): 3:4 and clock times  ("base", digits, base): 1101_2  ("reals",)
 
 What is refused (no tree, and a reason): more than 300 characters or 20 levels, towers and other huge powers, factorials
@@ -165,11 +166,11 @@ _TOKEN = re.compile(
 )
 _IGNORED = frozenset(
     """left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle textstyle limits
-    scriptstyle nolimits rm bf it mathopen mathclose""".split()  # noqa: SIM905
+    scriptstyle nolimits rm bf it mathopen mathclose""".split()
 )
 _FONTS = frozenset(
     """text mbox hbox textrm textbf textit textsf texttt textnormal mathrm mathbf mathit mathsf mathtt mathcal emph
-    operatorname boxed fbox bm boldsymbol underline""".split()  # noqa: SIM905
+    operatorname boxed fbox bm boldsymbol underline""".split()
 )
 _TEXT_FONTS = frozenset(("text", "mbox", "hbox", "textrm", "mathrm", "textnormal", "textbf", "textit"))
 _RENAMED = {
@@ -186,7 +187,7 @@ _FUNCTIONS = frozenset(
 _SYMBOLS = frozenset(_GREEK.values()) - {"pi"} | {"ell", "hbar"}
 _RUN_WORDS = frozenset(
     """yes no all odd the not inf nan none true false and or day max min lim mod gcd lcm det per non any one two six ten
-    east west north south up is to of by if an am pm red""".split()  # noqa: SIM905
+    east west north south up is to of by if an am pm red""".split()
 )
 UNITS = {
     name: names.split()[0]
@@ -696,7 +697,7 @@ class _Parser:
         if not (tree[0] == "num" and right[0] == "div" and right[1][0] == right[2][0] == "num"):
             return False
         whole, top, bottom = tree[1], right[1][1], right[2][1]
-        return whole.denominator == top.denominator == bottom.denominator == 1 and 0 < top < bottom
+        return bool(whole.denominator == top.denominator == bottom.denominator == 1 and 0 < top < bottom)
 
     def starts_factor(self) -> bool:
         token = self.token
@@ -807,7 +808,7 @@ class _Parser:
                 arguments = self.sequence(")")
                 return ("fn", name, *arguments)
             return ("sym", name)
-        if token.kind == "op" and token.value in _OPEN or self.has("langle"):
+        if (token.kind == "op" and token.value in _OPEN) or self.has("langle"):
             return self.brackets()
         if self.skip("{"):
             return self.group("}")
@@ -1101,11 +1102,7 @@ def constant(tree: Tree) -> Fraction | None:
         return base**exponent.numerator
     if kind == "fact":
         n = constant(tree[1])
-        return (
-            _factorial(n.numerator)
-            if n is not None and n.denominator == 1 and 0 <= n <= LARGEST_FACTORIAL
-            else None
-        )
+        return _factorial(n.numerator) if n is not None and n.denominator == 1 and 0 <= n <= LARGEST_FACTORIAL else None
     if kind == "binom":
         n, k = constant(tree[1]), constant(tree[2])
         if (

@@ -70,7 +70,7 @@ _NO_UNIT = frozenset(
     probably about approximately approx around roughly almost nearly circa to through till until than between at least
     most more less fewer below under over above negative minus plus times divided multiplied by squared cubed factorial
     hundred thousand million billion trillion half halves third thirds point equals is was does because since so
-    zero one two three four five six seven eight nine ten eleven twelve""".split()  # noqa: SIM905
+    zero one two three four five six seven eight nine ten eleven twelve""".split()
 )
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 from nevergiveup.grading.math import grade_math
 from nevergiveup.grading.numbers import number
+from nevergiveup.protocols import Checker
 from nevergiveup.tasks.rows import (
     ANSWER_KEYS,
     QUESTION_KEYS,
@@ -88,6 +89,11 @@ class GSM8K:
         grade = grade_math(prompt.answer, completion.text, numeral=True)
         assert isinstance(grade, Score)  # numerals need no other process
         return grade
+
+    async def validate(self, checker: Checker) -> None:
+        """Reads the rows; whether an answer is a number shows there."""
+        for split in SPLITS:
+            self.prompts(split)
 
     def canaries(self) -> list[tuple[Prompt, Completion, int]]:
         prompt = Prompt("canary", answer="1,234")

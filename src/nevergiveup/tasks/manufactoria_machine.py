@@ -41,7 +41,7 @@ Reason: TypeAlias = Literal["end", "none", "unknown_node", "step_limit"]
 Routes: TypeAlias = dict[str, int]
 Leap: TypeAlias = tuple[int, str, int]
 
-_PULLS = {"PULLER_RB": "RB", "PULLER_YG": "YG"}
+_PULLS = {"PULLER_RB": ("R", "B"), "PULLER_YG": ("Y", "G")}
 _PAINTS = {"PAINTER_RED": "R", "PAINTER_BLUE": "B", "PAINTER_YELLOW": "Y", "PAINTER_GREEN": "G"}
 
 # Node numbers. The first three stop the robot.
