@@ -18,7 +18,7 @@ from nevergiveup.grading.math import check_gold, grade_math
 from nevergiveup.grading.pool import GraderPool
 from nevergiveup.loop import TaskGrader, reward_of
 from nevergiveup.settings import GradingSettings
-from nevergiveup.tasks.rows import Row, read_rows
+from nevergiveup.tasks.rows import Row, read_rows, text_of
 from nevergiveup.types import Check, Completion, Grade, Prompt, Score, Unverified
 
 GradedAs: TypeAlias = Literal["math", "gsm8k"]
@@ -47,10 +47,16 @@ def grade_file(path: Path, task: GradedAs, options: GradingSettings, *, golds_on
 
 
 def _checked(row: Row, keys: Sequence[str]) -> dict[str, Any]:
-    for key in keys:
-        if not isinstance(row.values.get(key), str):
-            raise ValueError(f'{row.where}: no text under "{key}"; write {{"id": ..., "gold": ..., "response": ...}}')
-    return {"id": row.where, **row.values}
+    """The row with its texts as texts: a gold answer may be a number, or a solution that ends in `#### 18`."""
+    texts = {key: text_of(row.values.get(key)) for key in keys}
+    for key, text in texts.items():
+        if text is None:
+            raise ValueError(
+                (row.defect and f"{row.where}: {row.defect}")
+                or f'{row.where}: no text under "{key}"; write {{"id": ..., "gold": ..., "response": ...}}'
+            )
+    texts["gold"] = (texts["gold"] or "").rpartition("####")[2].strip()
+    return {"id": row.where, **row.values, **texts}
 
 
 async def _lines(

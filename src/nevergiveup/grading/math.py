@@ -52,7 +52,7 @@ def numeral_verdict(gold: str, answer: str) -> Score:
     """Raises ValueError when the gold answer is no numeral."""
     wanted = number(gold)
     if wanted is None:
-        raise ValueError(f"the gold answer {gold!r} is not a number; grade it without numeral=True")
+        raise ValueError(f"the gold answer {gold!r} is not a number")
     value = number(answer)
     if value is None:
         return Score(0, REFUSED + "not a numeral", answer)
