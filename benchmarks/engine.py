@@ -181,7 +181,7 @@ def demo() -> list[tuple[Workload, Any]]:
 def large(folder: Path, repeats: int) -> Workload:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     some = GSM8K().prompts("train")[:64]
-    kept = encode_prompts(some, tokenizer, max_prompt_tokens=128, on_drop=lambda prompt, n_tokens: None)[:32]
+    kept = encode_prompts(some, tokenizer, max_prompt_tokens=128, on_drop=lambda prompt, n_tokens, control: None)[:32]
     lengths = sorted(len(prompt.tokens) for prompt in kept)
     print(f"model: {folder.name}, prompts of {lengths[0]} to {lengths[-1]} tokens, median {lengths[len(kept) // 2]}")
     return Workload("model", kept, 32, None, len(kept), repeats, warmups=0, passes=1, has_target=True)

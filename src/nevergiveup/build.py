@@ -301,7 +301,8 @@ def _not_loaded(folder: Path | str, error: Exception) -> ValueError:
 
 
 def load_data(task: Task, settings: Settings, tokenizer: PreTrainedTokenizerBase, progress: Progress) -> Data:
-    """Prompts of the run, encoded; what is too long for `task.max_prompt_tokens` is left out and counted."""
+    """Prompts of the run, encoded. What is too long for `task.max_prompt_tokens` or holds control tokens is left out, counted
+    and told."""
     from nevergiveup.encode import encode_prompts
 
     train = list(task.prompts("train"))
@@ -314,16 +315,31 @@ def load_data(task: Task, settings: Settings, tokenizer: PreTrainedTokenizerBase
     limit = settings.task.max_prompt_tokens
     kept = {}
     for name, prompts in (("training", train), ("evaluation", heldout)):
-        dropped: dict[str, int] = {}
+        too_long: list[int] = []
+        controlled: list[tuple[str, str]] = []
 
-        def drop(prompt: Prompt, n_tokens: int, dropped: dict[str, int] = dropped) -> None:
-            dropped[prompt.id] = n_tokens
+        def drop(
+            prompt: Prompt,
+            n_tokens: int,
+            control: str,
+            too_long: list[int] = too_long,
+            controlled: list[tuple[str, str]] = controlled,
+        ) -> None:
+            if control:
+                controlled.append((prompt.id, control))
+            else:
+                too_long.append(n_tokens)
 
         kept[name] = encode_prompts(prompts, tokenizer, max_prompt_tokens=limit, on_drop=drop)
-        if dropped:
+        if too_long:
             progress(
-                f"{len(dropped)} {name} prompts are longer than task.max_prompt_tokens = {limit} and are left out "
-                f"(the longest has {max(dropped.values())})"
+                f"{len(too_long)} {name} prompts are longer than task.max_prompt_tokens = {limit} and are left out "
+                f"(the longest has {max(too_long)})"
+            )
+        if controlled:
+            progress(
+                f"{len(controlled)} {name} prompts hold control tokens of the model in their text and are left out "
+                f"(the first is {controlled[0][0]}, with {controlled[0][1]})"
             )
     return Data(task, kept["training"], kept["evaluation"])
 

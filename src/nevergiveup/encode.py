@@ -20,34 +20,49 @@ def encode_prompts(
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_prompt_tokens: int,
-    on_drop: Callable[[Prompt, int], None],
+    on_drop: Callable[[Prompt, int, str], None],
 ) -> list[Prompt]:
-    """The prompts, in order, with `tokens` filled in; those of more than `max_prompt_tokens` are left out.
+    """The prompts, in order, with `tokens` filled in. Left out are those of more than `max_prompt_tokens`, and those whose
+    text holds a control token of the model (`<|im_end|>`), which would end the turn or begin another in the middle of it.
 
     The template ends with the generation prompt. Where the tokenizer puts a beginning-of-sequence token before plain
     text and the template does not, it is put here: there is exactly one. Prompts that come with tokens keep them.
 
-    on_drop: called with each prompt that is left out and its length in tokens, so that the caller can count and tell.
-    Raises ValueError when there is no chat template, a prompt is empty, or every prompt is too long.
+    on_drop: called with each prompt that is left out, its length in tokens and its control token ("": it is too long), so
+    that the caller can count and tell.
+    Raises ValueError when there is no chat template, a prompt is empty, or none can be kept.
     """
     chats = [prompt for prompt in prompts if not prompt.tokens]
     encoded = iter(_encode(chats, tokenizer) if chats else [])
+    controls = sorted(token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
     kept: list[Prompt] = []
     shortest = None
     for prompt in prompts:
         filled = prompt if prompt.tokens else replace(prompt, tokens=next(encoded))
         n_tokens = len(filled.tokens)
         shortest = n_tokens if shortest is None else min(shortest, n_tokens)
-        if n_tokens <= max_prompt_tokens:
-            kept.append(filled)
+        control = "" if prompt.tokens else _first_control(prompt, controls)
+        if control or n_tokens > max_prompt_tokens:
+            on_drop(filled, n_tokens, control)
         else:
-            on_drop(filled, n_tokens)
+            kept.append(filled)
+    if shortest is not None and not kept and shortest <= max_prompt_tokens:
+        found = next(filter(None, (_first_control(prompt, controls) for prompt in prompts)))
+        raise ValueError(
+            f"none of {len(prompts)} prompts can be used: all that are short enough hold control tokens of the model, as "
+            f"{found}; take these out of the text, the chat template puts them in"
+        )
     if shortest is not None and not kept:
         raise ValueError(
             f"all {len(prompts)} prompts are longer than max_prompt_tokens = {max_prompt_tokens} "
             f"(the shortest has {shortest}): raise it"
         )
     return kept
+
+
+def _first_control(prompt: Prompt, controls: Sequence[str]) -> str:
+    texts = [message["content"] for message in prompt.messages]
+    return next((token for token in controls if any(token in text for text in texts)), "")
 
 
 def _encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
