@@ -349,10 +349,30 @@ def settle(tree: Tree, values: Values) -> Tree | None:
             return ("inter", left, right)
         parts = [part for side in (left, right) for part in (side[1] if side[0] == "union" else (side,))]
         return ("union", tuple(parts))
+    if kind == "minus":
+        return _without_points(tree)
     signs = _with_signs(tree)
     if len(signs) == 1:
         return tree
     return ("list", signs)
+
+
+def _without_points(tree: Tree) -> Tree:
+    """(0,36) without {9} as (0,9) and (9,36); the tree itself if it is not an interval without rational points inside."""
+    interval = _REALS if tree[1][0] == "reals" else tree[1]
+    if interval[0] != "tuple" or len(interval[2]) != 2 or tree[2][0] != "set":
+        return tree
+    points = sorted({point for item in tree[2][1] if (point := constant(item)) is not None})
+    low, high = (constant(end) if end[0] != "oo" else None for end in interval[2])
+    inside = all((low is None or low < point) and (high is None or point < high) for point in points)
+    if len(points) != len(tree[2][1]) or not inside:
+        return tree
+    ends = [interval[2][0], *(("num", point) for point in points), interval[2][1]]
+    closing = [interval[1], *"(" * len(points)], [*")" * len(points), interval[3]]
+    return (
+        "union",
+        tuple(("tuple", left, pair, right) for left, right, pair in zip(*closing, pairwise(ends), strict=True)),
+    )
 
 
 def _interval(tree: Tree) -> Tree | None:

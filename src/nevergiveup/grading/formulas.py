@@ -157,7 +157,7 @@ _TOKEN = re.compile(
     rf"""(?P<space>\s+|~|\\[,;:!>\s]|\\q?quad(?![A-Za-z])|\\(?:thin|en)space(?![A-Za-z]))
     | (?P<row>\\\\)
     | \\(?P<cmd>[A-Za-z]+)\*? | \\(?P<escaped>.)
-    | (?P<rep>[0-9]*\.[0-9]*\\(?:overline|bar)\s*\{{[0-9]+\}})
+    | (?P<rep>[0-9]*\.[0-9]*\\(?:overline|bar)\s*(?:\{{[0-9]+\}}|[0-9]))
     | (?P<grouped>{_GROUPED})
     | (?P<num>(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+(?![0-9.]))?)
     | (?P<run>[^\W\d_]+)
@@ -657,7 +657,7 @@ class _Parser:
                             tree = mixed
                             continue
                         raise Refused("two numbers side by side")
-                    if before.value != ")":
+                    if before.value not in (")", "!"):
                         raise NotUnderstood
                 right = self.factor()
                 if self.is_mixed(tree, right):
