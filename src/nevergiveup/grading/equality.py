@@ -447,7 +447,7 @@ def _same(a: Tree, b: Tree, values: Values) -> bool | None:
     name_a, inside_a = _named(a)
     name_b, inside_b = _named(b)
     if a[0] == "rel" and b[0] == "rel":
-        if name_a is not None and name_a == name_b and a[2] == b[2]:
+        if name_a is not None and name_a == name_b != "?" and a[2] == b[2]:
             return _same(inside_a, inside_b, values)
         by_form = _same_relation(a, b, values)
         if by_form is not False:
@@ -548,7 +548,12 @@ def _all(verdicts: object) -> bool | None:
 
 
 def _same_relation(a: Tree, b: Tree, values: Values) -> bool | None:
-    """Equations and inequalities, chains included, whatever side the terms stand on."""
+    """Equations and inequalities, chains included, whatever side the terms stand on. Of numbers alone: side by side."""
+    if not symbols(a) and not symbols(b):
+        sides, operators = (b[1], b[2]) if a[2] == b[2] else (b[1][::-1], tuple(_FLIPPED.get(o, o) for o in b[2][::-1]))
+        if a[2] != operators or len(a[1]) != len(sides) or not all(map(is_expression, (*a[1], *sides))):
+            return False
+        return _all(values(left, right) for left, right in zip(a[1], sides, strict=True))
     links_a, links_b = _links(a), _links(b)
     if links_a is None or links_b is None or len(links_a) != len(links_b):
         return False

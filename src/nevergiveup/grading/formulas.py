@@ -451,7 +451,8 @@ def _words(tokens: Sequence[Token]) -> str:
     """The text as words: without fonts, spaces, articles, hyphens and final full stops; case does not count."""
     text = " ".join(token.raw if token.kind != "sep" or token.raw != "," else "," for token in tokens)
     text = re.sub(r"^(?:an?|the)\s+", "", text.strip(), flags=re.IGNORECASE)
-    return _spaceless(text).strip(".!")
+    sign = "-" if text.startswith("-") else ""  # not the hyphen of well-known
+    return sign + _spaceless(text).strip(".!")
 
 
 # ---- grammar ------------------------------------------------------------------------------------------------------
@@ -1010,7 +1011,7 @@ class _Parser:
                 words.append("^" + self.take().raw)
                 if braces:
                     self.need("}")
-            elif self.has("/", ".", "-") and words and self.tokens[self.at + 1].kind in ("text", "let", "name", "end"):
+            elif self.has("/", ".", "-") and words and self.unit_goes_on(self.tokens[self.at + 1]):
                 words.append(self.take().raw)
                 if self.token.kind in ("let", "name"):
                     words.append(self.take().raw)
@@ -1019,6 +1020,10 @@ class _Parser:
         if not words or not is_unit(" ".join(word for word in words if word[0] != "^")):
             raise _Words("words in the answer")
         self.units.append(_unit_name(words))
+
+    def unit_goes_on(self, token: Token) -> bool:
+        """m/s, and not the pi of yd. pi"""
+        return token.kind in ("text", "name", "end") or (token.kind == "let" and len(token.raw) == 1)
 
 
 def _unit_name(words: Sequence[str]) -> str:
