@@ -3,6 +3,8 @@
 out/config.json      the resolved settings            out/checkpoints/step-N/   all that is needed to go on
 out/events.jsonl     one line a decision              out/model/                the trained policy, Hugging Face format
 out/metrics.jsonl    one line an optimizer step       out/summary.json          how it ended, ledger, evaluations
+out/rates.jsonl      pass rates, prompt by prompt     out/buckets.json          difficulty of each prompt at the start
+out/samples.jsonl    what was written, for some prompts
 out/start/           the warm-started policy (chains, unless a model was given)
 """
 
@@ -31,6 +33,7 @@ from nevergiveup.report.live import View
 from nevergiveup.rewards import overlong_penalty
 from nevergiveup.runtimes.here import HereRuntime, ThreadedLearner
 from nevergiveup.runtimes.process import ProcessRuntime
+from nevergiveup.samples import SampleLog
 from nevergiveup.scheduler import Scheduler
 from nevergiveup.settings import Settings
 from nevergiveup.strategies import Allocator, NeverGiveUp
@@ -50,6 +53,9 @@ STOPS = {
 }
 """Signals that end a run in good order, and the reason that is given."""
 
+GROWING = ("events", "metrics", "rates", "samples")
+"""Files of lines. A resume cuts them back to where the checkpoint was saved: what followed will happen again."""
+
 STEADY_FROM = 0.1
 """Idle shares of the summary leave out the first tenth of the steps, in which both sides start up."""
 
@@ -66,8 +72,8 @@ def train(settings: Settings, out: Path, view: View, *, resume: bool = False) ->
     task = build.check(settings)
     checkpoint = newest_checkpoint(out) if resume else None
     if resume and checkpoint is None:  # it ended before the first one: begin again
-        for name in ("events.jsonl", "metrics.jsonl"):
-            (out / name).unlink(missing_ok=True)
+        for name in GROWING:
+            (out / f"{name}.jsonl").unlink(missing_ok=True)
     if not resume and (out / "events.jsonl").exists():
         raise ValueError(f"{out} holds another run: choose another folder, or go on with it (resume)")
     out.mkdir(parents=True, exist_ok=True)
@@ -166,6 +172,7 @@ class _Run:
         self.window = Tally()
         self.evaluations: list[dict[str, Any]] = []  # split, step, completions, pass_rates by bucket; oldest first
         self.buckets: dict[str, str] = {}
+        self.initial: dict[str, float] = {}  # pass rates that the buckets are from
         self.eval_s = 0.0
         self.counters: dict[str, float] = {}
         self.steady: list[
@@ -198,11 +205,20 @@ class _Run:
             if row["step"] in (min(steps), max(steps)):
                 self.view.evaluated(row["split"], row["pass_rates"], row["step"])
         if not self.evaluations:
+            (self.out / "rates.jsonl").touch()
             await self._evaluate(0)
         self.total.bucket_of = self.window.bucket_of = self.buckets
 
         self.writer = EventWriter(self.out / "events.jsonl", self.seconds)
         self.metrics_file = (self.out / "metrics.jsonl").open("a", encoding="utf-8")
+        self.samples = SampleLog(
+            self.out / "samples.jsonl",
+            self.data.train,
+            n_prompts=settings.sample_prompts,
+            seed=settings.seed,
+            clock=self.seconds,
+            read=lambda tokens: str(self.tokenizer.decode(list(tokens))),
+        )
         runtime = ProcessRuntime() if settings.runtime == "process" else HereRuntime()
         try:
             engine: Engine = await runtime.place(
@@ -216,6 +232,7 @@ class _Run:
         finally:
             await runtime.close()
             self.writer.close()
+            self.samples.close()
             self.metrics_file.close()
 
     def _make_scheduler(self) -> Scheduler:
@@ -259,8 +276,15 @@ class _Run:
             reward + overlong_penalty(len(completion.tokens), sampling.max_new_tokens, sampling.overlong_buffer)
         )
 
-    def _on_graded(self, request: Request, completions: Sequence[Completion], grades: Sequence[Grade]) -> None:
-        """Keeps what the grader had to say beyond plain numbers."""
+    def _on_graded(
+        self,
+        request: Request,
+        completions: Sequence[Completion],
+        grades: Sequence[Grade],
+        rewards: Sequence[Exact | None],
+    ) -> None:
+        """Keeps what the grader had to say beyond plain numbers, and some of the texts."""
+        self.samples.graded(request, completions, grades, rewards)
         scores = [grade for grade in grades if isinstance(grade, Score)]
         unverified = [grade for grade in grades if isinstance(grade, Unverified)]
         if not scores and not unverified:
@@ -275,6 +299,7 @@ class _Run:
 
     def _on_event(self, event: Event) -> None:
         self.writer.write(event)
+        self.samples.event(event)
         self.total.add(event)
         self.window.add(event)
 
@@ -303,9 +328,11 @@ class _Run:
     async def _on_step(self, step: Step, engine: Engine) -> None:
         settings = self.settings
         row = await self._row(step, engine)
+        self.samples.trained(step.batch, step.version)
         self.view.step(row)
         self.metrics_file.write(json.dumps(row) + "\n")
         self.metrics_file.flush()
+        self.samples.flush()
         self.writer.flush()
         began = time.perf_counter()
         if settings.eval.every and step.version % settings.eval.every == 0:
@@ -364,8 +391,8 @@ class _Run:
                 else:
                     rates = await asyncio.to_thread(build.exact_rates, self.model, task, prompts, temperature)
                 if first:
-                    self.buckets |= assign_buckets(rates)
-                self._evaluated(split, mean_by_bucket(rates, self.buckets), step)
+                    self._place(rates, "exact")
+                self._evaluated(split, mean_by_bucket(rates, self.buckets), rates, None, step)
         else:
             sampling = build.sampled_counts(
                 self.settings, self.model, self.tokenizer, self.data, self.grader, self.settings.seed + step
@@ -374,6 +401,7 @@ class _Run:
                 counts = await sampling
             else:
                 counts = await asyncio.to_thread(asyncio.run, sampling)
+            rates = {prompt_id: right / n for prompt_id, (n, right) in counts.items() if n}
             by_k = {}
             for k in sorted({1, self.settings.eval.k}):
                 by_k[f"pass@{k}"], n_short = mean_pass_at_k(list(counts.values()), k)
@@ -381,11 +409,23 @@ class _Run:
                     self.view.note(
                         f"{n_short} prompts have fewer than {k} graded completions and are left out of pass@{k}"
                     )
-            self._evaluated("heldout", by_k, step)
+            self._evaluated("heldout", by_k, rates, self.settings.eval.n, step)
 
-    def _evaluated(self, split: str, figures: dict[str, float], step: int) -> None:
+    def _place(self, rates: dict[str, float], source: str) -> None:
+        """Puts prompts into difficulty buckets, which stay as they are from then on."""
+        self.buckets |= assign_buckets(rates)
+        self.initial |= rates
+        write_json(self.out / "buckets.json", {"source": source, "rates": self.initial, "buckets": self.buckets})
+
+    def _evaluated(
+        self, split: str, figures: dict[str, float], rates: dict[str, float], n: int | None, step: int
+    ) -> None:
+        """n: samples behind each of the rates; None where they are exact."""
         row = {"split": split, "step": step, "completions": self.scheduler.ledger.drawn, "pass_rates": figures}
         self.evaluations.append(row)
+        whole = {"split": split, "step": step, "completions": row["completions"], "n": n, "rates": rates}
+        with (self.out / "rates.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(whole) + "\n")
         self.view.evaluated(split, figures, step)
 
     # ------------------------------------------------------------- checkpoints
@@ -403,10 +443,10 @@ class _Run:
             half_made / "run.json",
             {
                 "seconds": self.seconds(),
-                "events_bytes": self.writer.sync(),
-                "metrics_bytes": self._metrics_bytes(),
+                "bytes": self._sync(),
                 "evaluations": self.evaluations,
                 "buckets": self.buckets,
+                "initial_rates": self.initial,
             },
         )
         old_one = folder.with_name(f".{folder.name}.old")
@@ -419,10 +459,13 @@ class _Run:
         for old in complete[: -self.settings.keep_checkpoints]:
             shutil.rmtree(old)
 
-    def _metrics_bytes(self) -> int:
+    def _sync(self) -> dict[str, int]:
+        """Waits until all that was written is on the disk; returns the lengths of the files."""
         self.metrics_file.flush()
         os.fsync(self.metrics_file.fileno())
-        return self.metrics_file.tell()
+        self.writer.sync()
+        self.samples.sync()
+        return {name: (self.out / f"{name}.jsonl").stat().st_size for name in GROWING}
 
     def _restore(self, checkpoint: Path) -> None:
         try:
@@ -436,9 +479,9 @@ class _Run:
         self.earlier_s = saved["seconds"]
         self.evaluations = saved["evaluations"]
         self.buckets = self.total.bucket_of = saved["buckets"]
-        # What was written after the checkpoint will happen again.
-        for name in ("events", "metrics"):
-            path, n_bytes = self.out / f"{name}.jsonl", saved[f"{name}_bytes"]
+        self.initial = saved["initial_rates"]
+        for name, n_bytes in saved["bytes"].items():
+            path = self.out / f"{name}.jsonl"
             if not path.is_file() or path.stat().st_size < n_bytes:
                 raise ValueError(
                     f"{path} is shorter than when {checkpoint} was saved ({n_bytes} bytes): it was changed"
