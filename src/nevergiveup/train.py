@@ -21,10 +21,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from nevergiveup import build
 from nevergiveup.config import settings_from_json, settings_to_json
+from nevergiveup.diagnosis import diagnose
 from nevergiveup.evaluate import assign_buckets, mean_by_bucket, mean_pass_at_k
 from nevergiveup.events import Event, EventWriter, Graded, read_events
 from nevergiveup.loop import Loop, Step, TaskGrader
@@ -55,6 +57,11 @@ STOPS = {
 
 GROWING = ("events", "metrics", "rates", "samples")
 """Files of lines. A resume cuts them back to where the checkpoint was saved: what followed will happen again."""
+
+DIAGNOSE_EVERY = 20
+"""Optimizer steps after which what they came to is diagnosed; something that was said is not said again for RECUR_AFTER."""
+
+RECUR_AFTER = 200
 
 STEADY_FROM = 0.1
 """Idle shares of the summary leave out the first tenth of the steps, in which both sides start up."""
@@ -169,7 +176,10 @@ class _Run:
         self.began = time.perf_counter()
         self.earlier_s = 0.0  # of the parts before a resume
         self.total = Tally()
-        self.window = Tally()
+        self.window = Tally()  # since the last step
+        self.recent = Tally()  # since the last diagnosis, with the rows of its steps
+        self.rows: list[dict[str, float]] = []
+        self.said_at: dict[str, int] = {}  # rule -> step
         self.evaluations: list[dict[str, Any]] = []  # split, step, completions, pass_rates by bucket; oldest first
         self.buckets: dict[str, str] = {}
         self.initial: dict[str, float] = {}  # pass rates that the buckets are from
@@ -302,6 +312,7 @@ class _Run:
         self.samples.event(event)
         self.total.add(event)
         self.window.add(event)
+        self.recent.add(event)
 
     async def _loop(self, engine: Engine) -> str:
         settings = self.settings
@@ -334,6 +345,9 @@ class _Run:
         self.metrics_file.flush()
         self.samples.flush()
         self.writer.flush()
+        self.rows.append(row)
+        if step.version % DIAGNOSE_EVERY == 0:
+            self._diagnose(step.version)
         began = time.perf_counter()
         if settings.eval.every and step.version % settings.eval.every == 0:
             await self._evaluate(step.version)
@@ -371,6 +385,16 @@ class _Run:
         self.window = Tally(self.buckets)
         self.stepped_at, self.counters = now, counters
         return row
+
+    def _diagnose(self, step: int) -> None:
+        names = {name for row in self.rows for name in row if not name.startswith("window/")}
+        means = {name: mean(row[name] for row in self.rows if name in row) for name in names}
+        for name, sentence in diagnose(means | self.recent.figures()).items():
+            if step - self.said_at.get(name, -RECUR_AFTER) >= RECUR_AFTER:
+                self.said_at[name] = step
+                self.view.note(sentence)
+        self.recent = Tally(self.buckets)
+        self.rows.clear()
 
     # -------------------------------------------------------------- evaluation
 
