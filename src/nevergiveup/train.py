@@ -58,10 +58,11 @@ STOPS = {
 GROWING = ("events", "metrics", "rates", "samples")
 """Files of lines. A resume cuts them back to where the checkpoint was saved: what followed will happen again."""
 
-DIAGNOSE_EVERY = 20
-"""Optimizer steps after which what they came to is diagnosed; something that was said is not said again for RECUR_AFTER."""
+DIAGNOSE_STEPS, DIAGNOSE_ROUNDS = 20, 1000
+"""Optimizer steps, or scored rounds where there are no steps, after which what they came to is diagnosed."""
 
-RECUR_AFTER = 200
+SAID_FOR_S = 1800.0
+"""A sentence of the diagnosis is not said again for so long."""
 
 STEADY_FROM = 0.1
 """Idle shares of the summary leave out the first tenth of the steps, in which both sides start up."""
@@ -179,7 +180,7 @@ class _Run:
         self.window = Tally()  # since the last step
         self.recent = Tally()  # since the last diagnosis, with the rows of its steps
         self.rows: list[dict[str, float]] = []
-        self.said_at: dict[str, int] = {}  # rule -> step
+        self.said_at: dict[str, float] = {}  # rule -> seconds
         self.evaluations: list[dict[str, Any]] = []  # split, step, completions, pass_rates by bucket; oldest first
         self.buckets: dict[str, str] = {}
         self.initial: dict[str, float] = {}  # pass rates that the buckets are from
@@ -313,6 +314,8 @@ class _Run:
         self.total.add(event)
         self.window.add(event)
         self.recent.add(event)
+        if self.recent.n_rounds + self.recent.no_verdict >= DIAGNOSE_ROUNDS:
+            self._diagnose()
 
     async def _loop(self, engine: Engine) -> str:
         settings = self.settings
@@ -346,8 +349,8 @@ class _Run:
         self.samples.flush()
         self.writer.flush()
         self.rows.append(row)
-        if step.version % DIAGNOSE_EVERY == 0:
-            self._diagnose(step.version)
+        if len(self.rows) >= DIAGNOSE_STEPS:
+            self._diagnose()
         began = time.perf_counter()
         if settings.eval.every and step.version % settings.eval.every == 0:
             await self._evaluate(step.version)
@@ -386,12 +389,12 @@ class _Run:
         self.stepped_at, self.counters = now, counters
         return row
 
-    def _diagnose(self, step: int) -> None:
+    def _diagnose(self) -> None:
         names = {name for row in self.rows for name in row if not name.startswith("window/")}
         means = {name: mean(row[name] for row in self.rows if name in row) for name in names}
         for name, sentence in diagnose(means | self.recent.figures()).items():
-            if step - self.said_at.get(name, -RECUR_AFTER) >= RECUR_AFTER:
-                self.said_at[name] = step
+            if self.seconds() - self.said_at.get(name, -SAID_FOR_S) >= SAID_FOR_S:
+                self.said_at[name] = self.seconds()
                 self.view.note(sentence)
         self.recent = Tally(self.buckets)
         self.rows.clear()
