@@ -156,8 +156,14 @@ class Settings:
     sample_prompts: int = 64
     """Training prompts whose completions are kept as texts in samples.jsonl; 0 for none. Of prompts that are given up, the
     last ones are kept, too."""
+    track: str = ""
+    """Trackers that get the figures of each step too, separated by commas: tensorboard, wandb, trackio."""
     stall_s: float = 900.0
     """Seconds without any progress after which the run ends with an error."""
+
+    @property
+    def trackers(self) -> list[str]:
+        return [name.strip() for name in self.track.split(",") if name.strip()]
 
     def check(self) -> None:
         """Raises ValueError, with key, value and remedy, for settings that cannot work together."""

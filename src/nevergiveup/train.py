@@ -19,7 +19,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from nevergiveup.events import Event, EventWriter, Graded, read_events
 from nevergiveup.loop import Loop, Step, TaskGrader
 from nevergiveup.metrics import Tally
 from nevergiveup.report.live import View
+from nevergiveup.report.trackers import Trackers
 from nevergiveup.rewards import overlong_penalty
 from nevergiveup.runtimes.here import HereRuntime, ThreadedLearner
 from nevergiveup.runtimes.process import ProcessRuntime
@@ -101,7 +102,8 @@ def _train(
                 _warm_start(settings, Path(start), view.note)
         else:
             start = build.model_folder(settings)
-        return asyncio.run(_Run(settings, out, view, task, grader, start, checkpoint).run())
+        with closing(Trackers(settings.trackers, out, settings_to_json(settings))) as trackers:
+            return asyncio.run(_Run(settings, out, view, trackers, task, grader, start, checkpoint).run())
     finally:
         view.close()
 
@@ -162,6 +164,7 @@ class _Run:
         settings: Settings,
         out: Path,
         view: View,
+        trackers: Trackers,
         task: Task,
         grader: Grader,
         start: Path | str,
@@ -172,6 +175,7 @@ class _Run:
         self.grader = grader
         self.out = out
         self.view = view
+        self.trackers = trackers
         self.start = start
         self.checkpoint = checkpoint
         self.began = time.perf_counter()
@@ -216,7 +220,7 @@ class _Run:
             if row["step"] in (min(steps), max(steps)):
                 self.view.evaluated(row["split"], row["pass_rates"], row["step"])
         if not self.evaluations:
-            (self.out / "rates.jsonl").touch()
+            (self.out / "rates.jsonl").write_text("")
             await self._evaluate(0)
         self.total.bucket_of = self.window.bucket_of = self.buckets
 
@@ -344,6 +348,7 @@ class _Run:
         row = await self._row(step, engine)
         self.samples.trained(step.batch, step.version)
         self.view.step(row)
+        self.trackers.log(row, step.version)
         self.metrics_file.write(json.dumps(row) + "\n")
         self.metrics_file.flush()
         self.samples.flush()
@@ -450,6 +455,7 @@ class _Run:
         """n: samples behind each of the rates; None where they are exact."""
         row = {"split": split, "step": step, "completions": self.scheduler.ledger.drawn, "pass_rates": figures}
         self.evaluations.append(row)
+        self.trackers.log({f"eval/{split}/{name}": rate for name, rate in figures.items()}, step)
         whole = {"split": split, "step": step, "completions": row["completions"], "n": n, "rates": rates}
         with (self.out / "rates.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(whole) + "\n")
