@@ -88,7 +88,7 @@ RULES: tuple[Rule, ...] = (
             and not (f.get("all_wrong", 0) >= 0.5 and f.get("length_limited", 0) >= 0.5)
         ),
         lambda f: (
-            f"{percent(f['truncated'])} of completions are cut by the length limit and score 0 for that: raise "
+            f"{percent(f['truncated'])} of completions are cut by the length limit: raise "
             "sampling.max_new_tokens, or penalise length softly (sampling.overlong_buffer)"
         ),
     ),
