@@ -31,10 +31,11 @@ def main() -> None:
     plan = Plan(n_groups=64, steps=options.steps, learning=2.0)
     result = simulate(NeverGiveUp(k=4, p=0.95), population, Cluster(engines=8, slots=256), plan)
     memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    each, scheduler = (1e6 * seconds / result.rounds for seconds in (result.wall_s, result.scheduler_s))
     print(
         f"{options.prompts:,} prompts, {result.steps:,} steps of 64 groups: {result.wall_s:.0f} s for {result.rounds:,} rounds "
-        f"({1e6 * result.wall_s / result.rounds:.0f} microseconds each, {1e6 * result.scheduler_s / result.rounds:.0f} of them in "
-        f"the scheduler), {memory_mb:,.0f} MB; {result.seconds / 3600:,.0f} virtual hours"
+        f"({each:.0f} microseconds each, {scheduler:.0f} of them in the scheduler), {memory_mb:,.0f} MB; "
+        f"{result.seconds / 3600:,.0f} virtual hours"
     )
 
 

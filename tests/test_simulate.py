@@ -239,7 +239,7 @@ def test_completions_beyond_the_limit_are_cut_and_score_nothing() -> None:
 
 def test_a_scheduler_can_serve_large_clusters() -> None:
     small, large = cluster_rows((8, 64), requests_per_slot=1.0)
-    assert float(large["rounds_per_s"]) == pytest.approx(8 * float(small["rounds_per_s"]), rel=0.2)
+    assert float(large["rounds_per_s"]) == pytest.approx(8 * float(small["rounds_per_s"]), rel=0.35)
     assert 0 < float(small["scheduler"]) < float(large["scheduler"]) < 1
 
 
