@@ -8,11 +8,13 @@ solid taught something, pale was right already, hatched was wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from math import ceil, floor, log10, sqrt
 from typing import Literal, TypeAlias
 
+Unit: TypeAlias = Literal["count", "share", "points"]
+"""Of the values on an axis: counts, shares of 1 shown in percent, differences of shares shown in percentage points."""
 Texture: TypeAlias = Literal["solid", "mid", "pale", "faint", "none", "hatch", "dots", "grey"]
 
 WIDTH = 340
@@ -30,6 +32,7 @@ class Axis:
     high: float
     ticks: Sequence[tuple[float, str]]
     label: str
+    unit: Unit = "count"
     root: bool = False
 
     def place(self, value: float) -> float:
@@ -123,7 +126,7 @@ class Figure:
 def share_axis(label: str, high: float = 1.0) -> Axis:
     """Shares from 0 to `high` (1, .5, ...), in percent."""
     ticks = [(high * i / 4, f"{100 * high * i / 4:g} %") for i in range(5)]
-    return Axis(0, high, ticks, label)
+    return Axis(0, high, ticks, label, "share")
 
 
 def count_axis(high: float, label: str, low: float = 0.0) -> Axis:
@@ -140,7 +143,7 @@ def difference_axis(low: float, high: float, label: str) -> Axis:
     step = _round_step((high - low) / 4)
     first, last = floor(low / step + 1e-9), ceil(high / step - 1e-9)
     ticks = [(step * k, f"{'−' if k < 0 else ''}{abs(100 * step * k):g}") for k in range(first, last + 1)]
-    return Axis(step * first, step * last, ticks, label)
+    return Axis(step * first, step * last, ticks, label, "points")
 
 
 def _round_step(least: float) -> float:
@@ -186,6 +189,7 @@ class _Plane:
     y: Axis
     height: float
     left: float = LEFT
+    base: float = 0.0  # the value of y where bars begin
 
     def at_x(self, value: float) -> float:
         return self.left + self.x.place(value) * (WIDTH - self.left - RIGHT)
@@ -203,17 +207,23 @@ def _frame(plane: _Plane, *, x_ticks: bool = True) -> str:
     parts = []
     for value, words in plane.y.ticks:
         y = plane.at_y(value)
-        kind = "zero" if value == 0 else "grid"
+        kind = "zero" if value == plane.base else "grid"
         parts.append(f'<line class="{kind}" x1="{plane.left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{plane.left - 5}" y="{y + 3.5:.1f}" text-anchor="end">{escape(words)}</text>')
+        parts.append(
+            f'<text class="tick" x="{plane.left - 5}" y="{y + 3.5:.1f}" text-anchor="end">{escape(words)}</text>'
+        )
     if x_ticks:
         for value, words in plane.x.ticks:
             x = plane.at_x(value)
             parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 3}"/>')
-            anchor = "end" if x > right - 8 else "middle"
-            x = min(x, right + 4) if anchor == "end" else x
-            parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 14}" text-anchor="{anchor}">{escape(words)}</text>')
-    parts.append(f'<text class="axis" x="{right}" y="{plane.height - 5}" text-anchor="end">{escape(plane.x.label)}</text>')
+            anchor = "end" if x + 3.2 * len(words) > right + 8 else "middle"
+            x = min(x, right + 6) if anchor == "end" else x
+            parts.append(
+                f'<text class="tick" x="{x:.1f}" y="{bottom + 14}" text-anchor="{anchor}">{escape(words)}</text>'
+            )
+    parts.append(
+        f'<text class="axis" x="{right}" y="{plane.height - 5}" text-anchor="end">{escape(plane.x.label)}</text>'
+    )
     parts.append(f'<text class="axis" x="{right}" y="12" text-anchor="end">{escape(plane.y.label)}</text>')
     return "".join(parts)
 
@@ -231,7 +241,9 @@ def _lines(chart: Lines, height: float) -> str:
         for x, low, high in line.intervals:
             at = plane.at_x(x)
             ends = [plane.at_y(min(max(value, chart.y.low), chart.y.high)) for value in (low, high)]
-            parts.append(f'<line class="interval {kind}" x1="{at:.1f}" x2="{at:.1f}" y1="{ends[0]:.1f}" y2="{ends[1]:.1f}"/>')
+            parts.append(
+                f'<line class="interval {kind}" x1="{at:.1f}" x2="{at:.1f}" y1="{ends[0]:.1f}" y2="{ends[1]:.1f}"/>'
+            )
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
         parts.append(f'<polyline class="{kind}" points="{drawn}"{dashes}><title>{name}</title></polyline>')
         marks = line.points if line.has_marks else line.points[-1:] if line.run is not None else ()
@@ -245,10 +257,10 @@ def _lines(chart: Lines, height: float) -> str:
 
 
 def _value(axis: Axis, value: float) -> str:
-    """A value in the unit of its axis, as its ticks show it."""
-    if any("%" in words for _, words in axis.ticks):
+    """A value with its unit."""
+    if axis.unit == "share":
         return f"{100 * value:.1f} %"
-    if abs(axis.high) <= 1:
+    if axis.unit == "points":
         return f"{'−' if value < 0 else '+'}{abs(100 * value):.1f} points"
     return f"{value:,.0f}"
 
@@ -275,21 +287,21 @@ def _areas(chart: Areas, height: float) -> str:
 def _columns(chart: Columns, height: float) -> str:
     n = len(chart.categories)
     x = Axis(0, n, [(i + 0.5, words) for i, words in enumerate(chart.categories)], chart.x_label)
-    plane = _Plane(x, _logged(chart.y) if chart.is_log else chart.y, height)
+    y = _logged(chart.y) if chart.is_log else chart.y
+    plane = _Plane(x, y, height, base=y.low if chart.is_log else 0.0)
     step = max(1, ceil(n / 13))
     shown = Axis(0, n, list(x.ticks)[::step], chart.x_label)
-    parts = [_frame(_Plane(shown, plane.y, height))]
+    parts = [_frame(replace(plane, x=shown))]
     width = (WIDTH - LEFT - RIGHT) / max(n, 1)
     slots = [(column.run, column.texture) for column in chart.columns]
     bar = min(0.76 * width / max(len(slots), 1), 26)
     for k, column in enumerate(chart.columns):
         for i, value in enumerate(column.values):
-            if value is None or (chart.is_log and value <= 0):
+            if not value or (chart.is_log and value < 0):
                 continue
             left = plane.at_x(i + 0.5) + (k - len(slots) / 2) * bar
             level = log10(value) if chart.is_log else value
-            base = plane.y.low if chart.is_log else 0.0
-            ends = sorted((plane.at_y(base), plane.at_y(level)))
+            ends = sorted((plane.at_y(plane.base), plane.at_y(level)))
             words = f"{column.name}, {chart.categories[i]}: {chart.show(value)}"
             interval = column.intervals[i] if column.intervals else None
             if interval:
@@ -314,7 +326,8 @@ def log_axis(highest: float, label: str) -> Axis:
 
 
 def _logged(axis: Axis) -> Axis:
-    return Axis(-0.3, log10(axis.high), [(log10(value), words) for value, words in axis.ticks], axis.label)
+    ticks = [(-0.3, ""), *((log10(value), words) for value, words in axis.ticks)]
+    return Axis(-0.3, log10(axis.high), ticks, axis.label)
 
 
 def _rows(chart: Rows, height: float) -> str:
@@ -344,7 +357,9 @@ def _rows(chart: Rows, height: float) -> str:
         parts.append(
             f'<rect class="frame r{chart.run}" x="{left}" y="{top}" width="{max(plane.at_x(at) - left, 0.4):.1f}" height="18"/>'
         )
-    parts.append(f'<text class="axis" x="{WIDTH - RIGHT}" y="{height - 5}" text-anchor="end">{escape(chart.x.label)}</text>')
+    parts.append(
+        f'<text class="axis" x="{WIDTH - RIGHT}" y="{height - 5}" text-anchor="end">{escape(chart.x.label)}</text>'
+    )
     return "".join(parts)
 
 

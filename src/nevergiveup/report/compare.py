@@ -86,9 +86,7 @@ class Comparison:
 
     @property
     def has_equal_budgets(self) -> bool:
-        return all(
-            abs(row.completions - self.budget) <= SAME_BUDGET * max(self.budget, 1) for row in self.ends if row
-        )
+        return all(abs(row.completions - self.budget) <= SAME_BUDGET * max(self.budget, 1) for row in self.ends if row)
 
     @property
     def starts_differ(self) -> bool:
@@ -111,7 +109,9 @@ class Comparison:
 
     def _pooled(self, row: Evaluation, buckets: Sequence[str]) -> float | None:
         """The means of several buckets weighed by their numbers of prompts, where those are known."""
-        sizes = next((run.summary["n_by_bucket"] for run in self.runs if run.summary and "n_by_bucket" in run.summary), {})
+        sizes: Mapping[str, Mapping[str, int]] = next(
+            (run.summary["n_by_bucket"] for run in self.runs if run.summary and "n_by_bucket" in run.summary), {}
+        )
         n = {name: sizes.get(self.split, {}).get(name, 0) for name in buckets if name in row.means}
         whole = sum(n.values())
         return sum(row.means[name] * n[name] for name in n) / whole if whole else None
@@ -158,6 +158,15 @@ class Comparison:
 
     def drawn(self, i: int, buckets: Sequence[str]) -> int:
         return sum(self.runs[i].fates(bucket)["drawn"] for bucket in buckets)
+
+    def knows_training(self, i: int) -> bool:
+        """Whether run i tells its training prompts apart by difficulty."""
+        return self.drawn(i, BUCKETS) > 0
+
+    def teaching(self, i: int, buckets: Sequence[str]) -> int:
+        """Completions that were trained on in groups with contrast: those that could teach."""
+        fates = [self.runs[i].fates(bucket) for bucket in buckets]
+        return sum(counts["trained"] - counts[NO_CONTRAST] for counts in fates)
 
     def order(self) -> list[int]:
         """Runs with an evaluation, the best on hard prompts first."""
@@ -212,7 +221,9 @@ def headline(c: Comparison) -> tuple[str, list[str]]:
     elif lead.interval is None:
         first = f"{names[0]} ended ahead on {_whom(c)}: {rates[0]} solved, {rates[1]} with {names[1]}."
     else:
-        first = f"No difference on {_whom(c)} that these samples can tell: {names[0]} {rates[0]}, {names[1]} {rates[1]}."
+        first = (
+            f"No difference on {_whom(c)} that these samples can tell: {names[0]} {rates[0]}, {names[1]} {rates[1]}."
+        )
     return first, [_lead_in_words(c, lead), *_spending(c, best, second), *_elsewhere(c, best, second)]
 
 
@@ -237,30 +248,28 @@ def _split(c: Comparison) -> str:
     return "held-out" if c.split == "heldout" else "training"
 
 
-def _spending(c: Comparison, best: int, second: int) -> list[str]:
+def _spending(c: Comparison, *which: int) -> list[str]:
     """Where the completions went, and how much of it could teach anything."""
     out = []
-    if c.hard_buckets != (ALL,):
-        parts = [
-            f"{c.runs[i].label} drew {percent(c.drawn(i, c.hard_buckets) / c.drawn(i, [ALL]), 0)} of its completions "
-            f"({c.drawn(i, c.hard_buckets):,} of {c.drawn(i, [ALL]):,}) for them"
-            for i in (best, second)
-            if c.drawn(i, [ALL])
+    which = tuple(i for i in which if c.drawn(i, [ALL]))
+    by_difficulty = c.hard_buckets != (ALL,) and all(c.knows_training(i) for i in which)
+    if which and by_difficulty:
+        hard = [
+            f"{c.runs[i].label} spent {percent(c.drawn(i, c.hard_buckets) / c.drawn(i, [ALL]), 0)} of its completions on hard "
+            f"prompts ({c.drawn(i, c.hard_buckets):,} of {c.drawn(i, [ALL]):,}) and {c.drawn(i, ['easy']):,} on easy ones"
+            for i in which
         ]
-        easy = [
-            f"{c.runs[i].label} {c.drawn(i, ['easy']):,}" for i in (best, second) if c.drawn(i, [ALL])
-        ]  # what was saved there is what is spent elsewhere
-        if parts:
-            out.append("Where the samples went: " + "; ".join(parts) + f". For easy prompts: {', '.join(easy)}.")
-    idle = []
-    for i in (best, second):
-        fates = c.runs[i].fates(ALL)
-        if fates["trained"]:
-            share = fates[NO_CONTRAST] / fates["trained"]
-            idle.append(f"{c.runs[i].label} trained on {fates['trained']:,} completions, {percent(share, 0)} of them in groups "
-                        "whose rewards were all equal, which teach nothing")  # fmt: skip
-    if idle:
-        out.append("What could teach: " + "; ".join(idle) + ".")
+        out.append("; ".join(hard) + ".")
+    parts = []
+    for i in which:
+        trained, teaching = c.runs[i].fates(ALL)["trained"], c.teaching(i, [ALL])
+        of_hard = f", {c.teaching(i, c.hard_buckets):,} of them for hard prompts" if by_difficulty else ""
+        parts.append(f"{c.runs[i].label} {percent(teaching / trained if trained else 0.0, 0)} ({teaching:,}{of_hard})")
+    if parts:
+        out.append(
+            f"Of the completions that were trained on, only those in groups with contrast could teach something: "
+            f"{'; '.join(parts)}."
+        )
     return out
 
 
@@ -295,14 +304,18 @@ def caveats(c: Comparison) -> list[str]:
         out.append(f"The evaluations that are compared were not made after equal numbers of completions: {counts}.")
     running = [run.label for run in c.runs if run.summary is None]
     if running:
-        out.append(f"{' and '.join(running)}: no summary.json, so in progress or killed; the figures are those up to now.")
+        out.append(
+            f"{' and '.join(running)}: no summary.json, so in progress or killed; the figures are those up to now."
+        )
     if several and c.starts_differ:
         starts = ", ".join(
             f"{run.label} {percent(row.means.get(ALL))}" for run, row in zip(c.runs, c.starts, strict=True) if row
         )
         out.append(f"The runs did not begin with equal policies: at the start {starts} of all prompts solved.")
     if c.bucket_run is None:
-        out.append("The difficulty of the prompts at the start is not known (no buckets.json): only all prompts together.")
+        out.append(
+            "The difficulty of the prompts at the start is not known (no buckets.json): only all prompts together."
+        )
     elif c.bucket_run.bucket_source == "sampled":
         out.append(
             "Buckets come from samples that are also the start of the curves: prompts that failed there by chance show a "
@@ -331,10 +344,4 @@ def _alone(c: Comparison) -> tuple[str, list[str]]:
     interval = f" (95 % interval {span(gain.interval)})" if gain.interval else ""
     prompts = f" over {gain.n:,} {_split(c)} prompts" if gain.n else ""
     sentences = [f"The gain is {points(gain.mean)} percentage points{interval}{prompts}."]
-    drawn = c.drawn(0, [ALL])
-    if drawn and c.hard_buckets != (ALL,):
-        sentences.append(
-            f"{run.label} drew {percent(c.drawn(0, c.hard_buckets) / drawn, 0)} of its {drawn:,} completions for them, and "
-            f"{percent(c.drawn(0, ['easy']) / drawn, 0)} for easy prompts."
-        )
-    return first, [*sentences, *run.tally.in_words()[:1]]
+    return first, [*sentences, *_spending(c, 0), *(f"{words}." for words in run.tally.in_words()[:1])]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 GLOSSARY: Mapping[str, str] = {
-    "95 % interval": "A range that would hold the figure 95 times out of 100 if other prompts had been drawn. "
-    "If it leaves out zero, a difference is hardly chance.",
+    "95 % interval": "Where the figure would fall 95 times out of 100 with other prompts of the same kind (paired bootstrap "
+    "over prompts). A difference whose interval leaves out zero is hardly chance.",
     "advantage": "How much a completion is rewarded above its group's baseline: the weight it trains with. All advantages are "
     "zero when the rewards of a group are equal.",
     "age": "Policy versions between the one that sampled a completion and the one that trains on it.",
@@ -28,6 +28,7 @@ GLOSSARY: Mapping[str, str] = {
     "Matthew effect": "Unto every one that hath shall be given: gains go to prompts that are solved already.",
     "pass@1": "Share of completions that are right, as a mean over prompts: how likely one try solves a prompt.",
     "points": "Percentage points: from 60 % to 63 % is 3 points.",
+    "signal": "The same as contrast.",
     "policy": "The language model that is trained.",
     "policy version": "Counts the optimizer steps whose weights the engine has.",
     "rounds": "Completions of one prompt that were asked for together. A retry is another round at the same visit.",

@@ -48,7 +48,10 @@ def main(words: list[str]) -> int:
     parser.add_argument("--md", type=Path, metavar="FILE.md", help="headline and tables as Markdown, too")
     parser.add_argument("--png", type=Path, metavar="FOLDER", help="the charts as PNG files, too")
     parser.add_argument(
-        "--given-up", type=Path, metavar="FILE.jsonl", help="prompts that were given up, one a line: bad labels collect there"
+        "--given-up",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="prompts that were given up, one a line: bad labels collect there",
     )
     options = parser.parse_args(words)
     try:
@@ -115,9 +118,11 @@ def to_html(report: Report) -> str:
     style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     title = "ngu report: " + ", ".join(run.label for run in report.runs)
     nav = "".join(f'<a href="#{section.name}">{escape(section.title)}</a>' for section in report.sections)
+    explained: set[str] = set()  # in the head; every section explains what else it says
+    head = _head(report, explained)
     sections = "\n".join(
         f'<section id="{section.name}"><h2>{escape(section.title)}</h2>\n'
-        + "\n".join(_Blocks(report).html(section.blocks))
+        + "\n".join(_Blocks(report, explained).html(section.blocks))
         + "</section>"
         for section in report.sections
     )
@@ -136,16 +141,13 @@ def to_html(report: Report) -> str:
 <svg class="defs" aria-hidden="true"><defs>{_patterns()}</defs></svg>
 <header>
 <div class="top"><span>nevergiveup report</span><button id="theme" type="button" title="light or dark">Dark</button></div>
-<h1>{escape(report.headline)}</h1>
-<ul class="runs">{"".join(_run_item(i, run) for i, run in enumerate(report.runs))}</ul>
-<div class="because">{"".join(f"<p>{gloss(sentence)}</p>" for sentence in report.because)}</div>
-{_caveats(report)}<nav>{nav}<a href="#glossary">Glossary</a></nav>
+{head}<nav>{nav}<a href="#glossary">Glossary</a></nav>
 </header>
 <main>
 {sections}
 <section id="glossary"><h2>Glossary</h2><details><summary>Words that are used here</summary><dl>{terms}</dl></details></section>
-<footer>Made by ngu report from the files of the runs. pass@1 is in percent, differences are in percentage points, intervals cover
-95 %.</footer>
+<footer>Made by ngu report from the files of the runs. pass@1 is in percent, differences are in percentage points, intervals
+cover 95 %.</footer>
 </main>
 <script type="application/json" id="data">{_data(report)}</script>
 <script>
@@ -160,7 +162,8 @@ def _run_item(i: int, run: Run) -> str:
         run.strategy and f"strategy {run.strategy}",
         f"{run.drawn:,} completions",
         f"{run.steps:,} steps",
-        str(run.summary.get("reason", "")) if run.summary else "no summary: in progress or killed",
+        "" if run.summary else "in progress, or killed",
+        str(run.summary.get("reason", "")) if run.summary and run.summary.get("stopped") else "",
     ]
     return (
         f'<li class="r{i}">{swatch(i, "solid")}<span><b>{escape(run.label)}</b> '
@@ -168,10 +171,16 @@ def _run_item(i: int, run: Run) -> str:
     )
 
 
-def _caveats(report: Report) -> str:
-    if not report.caveats:
-        return ""
-    return f'<div class="caveats">{"".join(f"<p>{gloss(sentence)}</p>" for sentence in report.caveats)}</div>\n'
+def _head(report: Report, explained: set[str]) -> str:
+    def paragraphs(sentences: Sequence[str]) -> str:
+        return "".join(f"<p>{gloss(sentence, explained)}</p>" for sentence in sentences)
+
+    caveats = f'<div class="caveats">{paragraphs(report.caveats)}</div>\n' if report.caveats else ""
+    return (
+        f"<h1>{escape(report.headline)}</h1>\n"
+        f'<ul class="runs">{"".join(_run_item(i, run) for i, run in enumerate(report.runs))}</ul>\n'
+        f'<div class="because">{paragraphs(report.because)}</div>\n{caveats}'
+    )
 
 
 def _patterns() -> str:
@@ -186,11 +195,11 @@ def _patterns() -> str:
 
 
 class _Blocks:
-    """Renders the blocks of one section; each word of the glossary is explained once in it."""
+    """Renders the blocks of one section; each word of the glossary is explained once in it, unless it was before."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, explained: set[str]) -> None:
         self._report = report
-        self._explained: set[str] = set()
+        self._explained = set(explained)
 
     def html(self, blocks: Sequence[Block]) -> list[str]:
         return [self._one(block) for block in blocks]
@@ -231,29 +240,30 @@ class _Blocks:
                 if j == 0 and i in table.links:
                     run, prompt_id = table.links[i]
                     text = f'<a href="#prompt/{run}/{escape(quote(prompt_id, safe=""))}">{text}</a>'
-                cells.append(f'<td{" class=word" if j < table.n_words else ""}>{text}</td>')
-            rows.append(f'<tr{" class=strong" if i in table.strong else ""}>{"".join(cells)}</tr>')
+                cells.append(f"<td{' class=word' if j < table.n_words else ''}>{text}</td>")
+            rows.append(f"<tr{' class=strong' if i in table.strong else ''}>{''.join(cells)}</tr>")
         long = " long" if len(table.rows) > 20 else ""
         return (
-            f'<div class="wide{long}" tabindex="0"><table><caption>{gloss(table.caption, self._explained)}</caption>'
+            f'<p class="caption">{gloss(table.caption, self._explained)}</p><div class="wide{long}" tabindex="0"><table>'
             f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
         )
 
 
 _TERMS = re.compile(
-    r"(?<![\w@-])(" + "|".join(re.escape(escape(term)) for term in sorted(GLOSSARY, key=len, reverse=True)) + r")(?![\w-])"
+    r"(?<![\w@-])("
+    + "|".join(re.escape(escape(term)) for term in sorted(GLOSSARY, key=len, reverse=True))
+    + r")(?![\w-])"
 )
 
 
-def gloss(text: str, explained: set[str] | None = None) -> str:
-    """Escapes text, and puts the meaning of each word of the glossary to where it stands first."""
-    seen = set() if explained is None else explained
+def gloss(text: str, explained: set[str]) -> str:
+    """Escapes text, and puts the meaning of each word of the glossary to where it stands first; `explained` grows."""
 
     def explain(match: re.Match[str]) -> str:
         term = match[1]
-        if term in seen:
+        if term in explained:
             return term
-        seen.add(term)
+        explained.add(term)
         return f'<span class="term" tabindex="0" data-tip="{escape(GLOSSARY[term])}">{term}</span>'
 
     return _TERMS.sub(explain, escape(text))

@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nevergiveup.evaluate import BUCKETS
-from nevergiveup.events import Event, Failed, Judged, Planned, Trained, WentStale, read_events
+from nevergiveup.events import (
+    Dispatched,
+    Event,
+    Failed,
+    Judged,
+    Planned,
+    Published,
+    Trained,
+    WentStale,
+    read_events,
+)
 from nevergiveup.metrics import ALL, Tally
 from nevergiveup.types import Exact
 
@@ -32,6 +42,8 @@ SHORTEST_CUT = 160
 EVENTS, METRICS, SUMMARY, CONFIG = "events.jsonl", "metrics.jsonl", "summary.json", "config.json"
 BUCKET_FILE, RATES, SAMPLES = "buckets.json", "rates.jsonl", "samples.jsonl"
 
+UNPLACED = "unknown"
+"""Stands for the training prompts that have no bucket."""
 NO_CONTRAST = "no_contrast"
 """Besides the fates that a Tally counts: how many of the trained ones were in a group whose rewards were all equal."""
 
@@ -188,6 +200,10 @@ class Run:
     def fates(self, bucket: str) -> Counter[str]:
         """Completions of a bucket by what became of them: "drawn", the fates of a Tally, and "held", which are in flight,
         open or ready. Of "trained", those in groups without contrast are counted under NO_CONTRAST once more."""
+        if bucket == UNPLACED:
+            rest = self.fates(ALL)
+            rest.subtract(sum((self.fates(name) for name in BUCKETS), Counter[str]()))
+            return rest
         counts = Counter(self.tally.completions.get(bucket, Counter()))
         settled = sum(n for name, n in counts.items() if name != "drawn")
         counts["held"] = max(counts["drawn"] - settled, 0)
@@ -209,13 +225,13 @@ def read_run(folder: Path) -> Run:
     for name, consequence in (
         (CONFIG, "settings cannot be shown"),
         (SUMMARY, "the run is in progress, or was killed; figures are those up to now"),
-        (BUCKET_FILE, "nothing can be told apart by difficulty"),
+        (BUCKET_FILE, "" if run.buckets else "nothing can be told apart by difficulty"),
         (EVENTS, "where samples went is not known"),
         (METRICS, "idle shares over time are not known"),
         (RATES, "pass rates are known as means only: no intervals, no curve over single prompts"),
         (SAMPLES, "there are no texts to browse"),
     ):
-        if not (folder / name).is_file():
+        if consequence and not (folder / name).is_file():
             run.missing[name] = consequence
     return run
 
@@ -263,10 +279,11 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _read_buckets(run: Run) -> None:
-    row = _object(run.folder / BUCKET_FILE)
+    """From buckets.json; of an older run from its newest checkpoint."""
+    path = run.folder / BUCKET_FILE
+    row = _object(path) or _checkpoint(run)
     if row is None:
         return
-    path = run.folder / BUCKET_FILE
     buckets, rates = row.get("buckets"), row.get("rates", {})
     if not isinstance(buckets, dict) or not isinstance(rates, dict):
         raise ValueError(f'{path}: "buckets" and "rates" must be objects from prompt id to bucket and to pass rate')
@@ -295,7 +312,7 @@ class _Timeline:
         self._tally.add(event)
         self._extra.update(extra)
         self._drawn = drawn
-        if drawn - self._start >= self._width and event.kind != "dispatched":
+        if drawn - self._start >= self._width and not isinstance(event, Dispatched):
             self._cut()
 
     def _cut(self) -> None:
@@ -340,6 +357,10 @@ def _read_events(run: Run) -> None:
         extra: dict[str, int] = {}
         tally.add(event)
         match event:
+            case Dispatched():
+                drawn += event.n
+            case Published():
+                run.steps = event.version
             case Judged():
                 _judged(run, event)
                 key = (event.prompt, event.epoch)
@@ -360,10 +381,6 @@ def _read_events(run: Run) -> None:
                 _closed(run, event.prompt, event.outcome)
             case WentStale() | Failed() if event.closed:
                 spans.pop((event.prompt, event.epoch), None)
-        if event.kind == "dispatched":
-            drawn += event.n
-        if event.kind == "published":
-            run.steps = event.version
         timeline.add(event, drawn, extra)
     run.bins = timeline.bins()
     run.seconds = last_t
@@ -431,11 +448,13 @@ def _read_evaluations(run: Run) -> None:
 def _evaluation_rows(run: Run) -> list[dict[str, Any]]:
     if run.summary is not None:
         return list(run.summary.get("evaluations", []))
+    return list((_checkpoint(run) or {}).get("evaluations", []))
+
+
+def _checkpoint(run: Run) -> dict[str, Any] | None:
+    """What the newest checkpoint says of the run."""
     saved = [path for path in run.folder.glob("checkpoints/step-*/run.json") if path.parent.name[5:].isdigit()]
-    if not saved:
-        return []
-    newest = _object(max(saved, key=lambda path: int(path.parent.name[5:])))
-    return list((newest or {}).get("evaluations", []))
+    return _object(max(saved, key=lambda path: int(path.parent.name[5:]))) if saved else None
 
 
 def _read_metrics(run: Run) -> None:
@@ -447,9 +466,9 @@ def _read_metrics(run: Run) -> None:
         seconds, before = max(row["t"] - before, 0.0), row["t"]
         if "engine_idle" in row and "learner_idle" in row:
             paces.append(Pace(row["completions"], seconds, row["engine_idle"], row["learner_idle"]))
-        if len(paces) >= 2 * N_BINS:
+        if len(paces) >= N_BINS:
             paces = _in_twos(paces)
-    run.pace = _in_twos(paces) if len(paces) > N_BINS else paces
+    run.pace = paces
 
 
 def _in_twos(paces: Sequence[Pace]) -> list[Pace]:

@@ -6,7 +6,7 @@ Standard library only. Text is plain here; whoever renders it escapes it. What c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -37,6 +37,7 @@ from nevergiveup.report.runs import (
     NO_CONTRAST,
     RATES,
     SAMPLES,
+    UNPLACED,
     Bin,
     Evaluation,
     Run,
@@ -45,7 +46,7 @@ from nevergiveup.report.runs import (
 N_FINE_BINS = 14
 MOST_LISTED = 100
 """Rows of a list of prompts on the page; the files to download hold all."""
-MOST_ROUNDS_SHOWN = 24
+MOST_ROUNDS_SHOWN = 25
 MOST_AGES = 12
 STEADY_FROM = 0.1
 """As in the summary of a run, idle shares leave out the first tenth, in which both sides start up."""
@@ -71,7 +72,7 @@ OUTCOMES: Sequence[tuple[str, str, Texture]] = (
     ("all_wrong", "all wrong", "hatch"),
     ("no_verdict", "no verdict", "grey"),
 )
-SHADES: Mapping[str, Texture] = {"extra_hard": "solid", "hard": "mid", "medium": "pale", "easy": "faint", ALL: "mid"}
+SHADES: Mapping[str, Texture] = {"extra_hard": "solid", "hard": "mid", "medium": "pale", "easy": "faint"}
 """Of buckets, where they are stacked: the harder the darker."""
 
 
@@ -147,11 +148,13 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _missing(runs: Iterable[Run], *names: str) -> Iterator[Prose]:
-    for run in runs:
-        for name in names:
-            if name in run.missing:
-                yield Prose(f"{run.label} has no {name}: {run.missing[name]}.", is_note=True)
+def _missing(runs: Sequence[Run], *names: str) -> Iterator[Prose]:
+    for name in names:
+        without = [run for run in runs if name in run.missing]
+        if without:
+            labels = " and ".join(run.label for run in without)
+            has = "has" if len(without) == 1 else "have"
+            yield Prose(f"{labels} {has} no {name}: {without[0].missing[name]}.", is_note=True)
 
 
 def _legend(runs: Sequence[Run]) -> list[tuple[str, int | None, Texture]]:
@@ -175,7 +178,7 @@ def _by_difficulty(c: Comparison) -> Iterator[Block]:
         yield Prose("No evaluation has been made yet.", is_note=True)
         return
     together = c.hard_buckets == HARD
-    named = [(words(name), (name,)) for name in c.shown_buckets if name != ALL]
+    named: list[tuple[str, tuple[str, ...]]] = [(words(name), (name,)) for name in c.shown_buckets if name != ALL]
     if together:
         named.append(("hard and extra hard", HARD))
     if ALL in c.shown_buckets:
@@ -196,7 +199,8 @@ def _by_difficulty(c: Comparison) -> Iterator[Block]:
         leads = [c.gain(0, buckets)] if len(runs) == 1 else [c.lead(i, 0, buckets) for i in range(1, len(runs))]
         for lead in leads:
             row += ["–", "–"] if lead is None else [points(lead.mean), span(lead.interval) or "–"]
-        rows.append([*row, *(f"{c.drawn(i, buckets):,}" for i in range(len(runs)))])
+        knows = [c.knows_training(i) or buckets == (ALL,) for i in range(len(runs))]
+        rows.append([*row, *(f"{c.drawn(i, buckets):,}" if known else "–" for i, known in enumerate(knows))])
     split = "held-out prompts, which are not trained on" if c.split == "heldout" else "training prompts"
     yield Table(
         f"pass@1 on {split}, at the start and after {c.budget:,} completions, by difficulty for the policy at the start; "
@@ -234,7 +238,13 @@ def _matthew(c: Comparison) -> Iterator[Block]:
             "By bucket",
             [words(name) for name in buckets],
             [
-                Column(run.label, i, "solid", [g and g.mean for g in gains[i]], [g and g.interval for g in gains[i]])
+                Column(
+                    run.label,
+                    i,
+                    "solid",
+                    [g.mean if g else None for g in gains[i]],
+                    [g.interval if g else None for g in gains[i]],
+                )
                 for i, run in enumerate(c.runs)
             ],
             "difficulty at the start",
@@ -244,7 +254,9 @@ def _matthew(c: Comparison) -> Iterator[Block]:
     ]
     if any(fine):
         ceiling = [(k / 50, 1 - k / 50) for k in range(51)]
-        x = Axis(0, 1, [(v, f"{100 * v:g} %") for v in (0, 0.02, 0.1, 0.3, 0.7, 1)], "pass rate at the start", root=True)
+        x = Axis(
+            0, 1, [(v, f"{100 * v:g} %") for v in (0, 0.02, 0.1, 0.3, 0.7, 1)], "pass rate at the start", root=True
+        )
         reach = Axis(y.low, max(y.high, 1.0), difference_axis(y.low, max(y.high, 1.0), "").ticks, "gain, points")
         charts.append(
             Lines(
@@ -330,7 +342,9 @@ def _spent(c: Comparison) -> Iterator[Block]:
         yield Prose("No completion has been drawn yet.", is_note=True)
         yield from _missing(runs, EVENTS)
         return
-    buckets = [name for name in BUCKETS if any(run.fates(name)["drawn"] for run in runs)] or [ALL]
+    buckets = [name for name in (*BUCKETS, UNPLACED) if any(run.fates(name)["drawn"] for run in runs)]
+    if buckets == [UNPLACED]:
+        buckets = [ALL]
     longest = max(run.fates(name)["drawn"] for run in runs for name in buckets)
     used = {key for key, _, _ in FATES for run in runs if _piece(run.fates(ALL), key)}
     yield Figure(
@@ -374,16 +388,16 @@ def _spent(c: Comparison) -> Iterator[Block]:
         "fates-over-time",
         "A slice shows what became of the completions that were settled around then, as shares; from left to right, more "
         "completions have been drawn.",
-        [_stacked(run, i, runs, FATES, _fate_of_bin, "of settled") for i, run in enumerate(runs)],
+        [_stacked(run, i, runs, FATES, _fate_of_bin, "share of settled") for i, run in enumerate(runs)],
         _texture_legend(FATES, used - {"held"}),
     )
     if buckets != [ALL]:
-        kinds = [(name, words(name), SHADES[name]) for name in reversed(buckets)]
+        kinds = [(name, words(name), SHADES[name]) for name in reversed(buckets) if name != UNPLACED]
         yield Figure(
             "drawn-over-time",
             "A slice shows for which prompts completions were drawn around then, as shares: the darker, the harder.",
             [
-                _stacked(run, i, runs, kinds, lambda bin, key: bin.counts[f"completions/{key}/drawn"], "of drawn")
+                _stacked(run, i, runs, kinds, lambda bin, key: bin.counts[f"completions/{key}/drawn"], "share of drawn")
                 for i, run in enumerate(runs)
             ],
             _texture_legend(kinds, set(buckets)),
@@ -409,7 +423,8 @@ def _stacked(
     wholes = [sum(column) or 1 for column in zip(*counts.values(), strict=True)]
     edges = [bin.start for bin in run.bins] + ([run.bins[-1].end] if run.bins else [0])
     bands = [
-        (name, texture, [n / whole for n, whole in zip(counts[key], wholes, strict=True)]) for key, name, texture in kinds
+        (name, texture, [n / whole for n, whole in zip(counts[key], wholes, strict=True)])
+        for key, name, texture in kinds
     ]
     return Areas(run.label, i, _completions_axis(runs), edges, bands, y_label)
 
@@ -426,7 +441,7 @@ def _verdicts(c: Comparison) -> Iterator[Block]:
         "A slice shows how the rounds that came back around then were rewarded, as shares: only those with contrast can teach "
         "something.",
         [
-            _stacked(run, i, c.runs, OUTCOMES, lambda bin, key: bin.counts[key], "of rounds")
+            _stacked(run, i, c.runs, OUTCOMES, lambda bin, key: bin.counts[key], "share of rounds")
             for i, run in enumerate(c.runs)
             if run.bins
         ],
@@ -486,8 +501,18 @@ def _retries(c: Comparison) -> Iterator[Block]:
         )  # fmt: skip
     yield Table(
         "Rounds asked again, groups trained on and given up, and the prompts behind the latter.",
-        [(name, None) for name in ("run", "rounds asked again", "groups trained on", "rounds of such a group, mean",
-                                   "groups given up", "prompts given up", "of those never right")],  # fmt: skip
+        [
+            (name, None)
+            for name in (
+                "run",
+                "rounds asked again",
+                "groups trained on",
+                "rounds of such a group, mean",
+                "groups given up",
+                "prompts given up",
+                "of those never right",
+            )
+        ],
         rows,
     )
     given_up_rows = given_up_list(runs)
@@ -514,10 +539,18 @@ def _retries(c: Comparison) -> Iterator[Block]:
         + (" A prompt with a link has its texts below." if links else ""),
         [(name, None) for name in (*header, "tried", "right")],
         [
-            [row["prompt"], *([row["run"]] if several else []), words(row["bucket"] or "–"), _short(row["answer"] or "–"),
-             f"{row['times_given_up']:,}", f"{row['visits']:,}", f"{row['tried']:,}", f"{row['right']:,}"]
+            [
+                row["prompt"],
+                *([row["run"]] if several else []),
+                words(row["bucket"] or "–"),
+                _short(row["answer"] or "–"),
+                f"{row['times_given_up']:,}",
+                f"{row['visits']:,}",
+                f"{row['tried']:,}",
+                f"{row['right']:,}",
+            ]
             for row in shown_rows
-        ],  # fmt: skip
+        ],
         links=links,
         n_words=4 if several else 3,
     )
@@ -529,11 +562,11 @@ def _short(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _by_rounds(counts: Mapping[int, int], shown: int) -> list[float | None]:
+def _by_rounds(counts: Mapping[int, int], shown: int) -> list[float]:
     values = [0.0] * shown
     for rounds, n in counts.items():
         values[min(max(rounds, 1), shown) - 1] += n
-    return list(values)
+    return values
 
 
 def given_up_list(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -583,11 +616,11 @@ def _ages(c: Comparison) -> Iterator[Block]:
         "left is fresher.",
         [
             Columns(
-                "All runs" if len(c.runs) > 1 else c.runs[0].label,
+                "Age",
                 categories,
                 columns,
                 "age in policy versions",
-                share_axis("of trained", next(top for top in (0.2, 0.4, 0.6, 0.8, 1.0) if highest <= top + 1e-9)),
+                share_axis("share of trained", next(top for top in (0.2, 0.4, 0.6, 0.8, 1.0) if highest <= top + 1e-9)),
                 percent,
             )
         ],
@@ -615,8 +648,11 @@ def _idle(c: Comparison) -> Iterator[Block]:
              f"{run.steps:,}", "–" if rate is None else f"{rate:,.0f}"]
         )  # fmt: skip
     yield Table(
-        "How much of the time each side waited for the other, the first tenth of the run left out; and how long it all took.",
-        [(n, None) for n in ("run", "engine idle", "trainer idle", "duration", "optimizer steps", "completions a second")],
+        "How much of the time each side waited for the other, without the first tenth of the run; and how long it all took.",
+        [
+            (n, None)
+            for n in ("run", "engine idle", "trainer idle", "duration", "optimizer steps", "completions a second")
+        ],
         rows,
     )
     if any(run.pace for run in c.runs):
@@ -628,7 +664,7 @@ def _idle(c: Comparison) -> Iterator[Block]:
                 Lines(
                     title,
                     x,
-                    share_axis("of the time"),
+                    share_axis("share of time"),
                     [
                         Line(run.label, i, [(pace.completions, getattr(pace, name)) for pace in run.pace])
                         for i, run in enumerate(c.runs)
@@ -665,15 +701,29 @@ def _regressions(c: Comparison) -> Iterator[Block]:
         yield Table(
             "Training prompts by the first round of their visits. Such a round is a handful of completions: some of these "
             "changes are chance, which moves prompts both ways alike.",
-            [(n, None) for n in ("run", "visited twice or more", "all right once, none right at the last visit",
-                                 "none right once, all right at the last visit")],  # fmt: skip
             [
-                [run.label, f"{len(seen):,}", f"{sum(p.got_lost for p in seen):,}", f"{sum(p.was_found for p in seen):,}"]
+                (n, None)
+                for n in (
+                    "run",
+                    "visited twice or more",
+                    "all right once, none right at the last visit",
+                    "none right once, all right at the last visit",
+                )
+            ],
+            [
+                [
+                    run.label,
+                    f"{len(seen):,}",
+                    f"{sum(p.got_lost for p in seen):,}",
+                    f"{sum(p.was_found for p in seen):,}",
+                ]
                 for run, seen in zip(runs, twice, strict=True)
             ],
         )
     else:
-        yield Prose("No training prompt has been visited twice: whether one was lost cannot be seen there.", is_note=True)
+        yield Prose(
+            "No training prompt has been visited twice: whether one was lost cannot be seen there.", is_note=True
+        )
         yield from _missing(runs, EVENTS)
     rated = [
         [run.label, "held out" if split == "heldout" else "training", *_changes(run, split)]
@@ -722,7 +772,12 @@ def _lost(c: Comparison) -> Iterator[Block]:
                     for key, best, last in _lost_by_rate(run, split)
                 ]  # fmt: skip
         listed += [
-            (i, key, "first rounds", f"all right at version {p.all_right_at}, none of {p.last_n} at version {p.last_at}")
+            (
+                i,
+                key,
+                "first rounds",
+                f"all right at version {p.all_right_at}, none of {p.last_n} at version {p.last_at}",
+            )
             for key, p in run.prompts.items()
             if p.got_lost
         ]
@@ -733,9 +788,7 @@ def _lost(c: Comparison) -> Iterator[Block]:
         "Prompts that were solved and are not now"
         + (f"; the first {len(shown)} of {len(listed):,}." if len(listed) > len(shown) else "."),
         [("prompt", None), ("run", None), ("difficulty", None), ("seen in", None), ("what", None)],
-        [
-            [key, c.runs[i].label, words(c.runs[i].buckets.get(key, "–")), where, what] for i, key, where, what in shown
-        ],
+        [[key, c.runs[i].label, words(c.runs[i].buckets.get(key, "–")), where, what] for i, key, where, what in shown],
         links={k: (i, key) for k, (i, key, _, _) in enumerate(shown) if key in c.runs[i].samples},
         n_words=5,
     )
