@@ -71,7 +71,7 @@ class Comparison:
         self.budget = min((rows[-1].completions for rows in histories if rows), default=0)
         self.starts = [rows[0] if rows else None for rows in histories]
         self.ends = [_nearest(rows, self.budget) for rows in histories]
-        self._gains: dict[tuple[int, str], Estimate | None] = {}
+        self._differences: dict[tuple[int, int, tuple[str, ...]], Estimate | None] = {}
 
     @property
     def shown_buckets(self) -> list[str]:
@@ -118,10 +118,7 @@ class Comparison:
 
     def gain(self, i: int, buckets: Sequence[str]) -> Estimate | None:
         """Of run i, from its start to the common budget."""
-        key = (i, "/".join(buckets))
-        if key not in self._gains:
-            self._gains[key] = self._difference(self.starts[i], self.ends[i], buckets)
-        return self._gains[key]
+        return self._difference(self.starts[i], self.ends[i], buckets)
 
     def lead(self, i: int, j: int, buckets: Sequence[str]) -> Estimate | None:
         """By how much run i is ahead of run j at the common budget."""
@@ -131,9 +128,11 @@ class Comparison:
         if a is None or b is None:
             return None
         if a.rates and b.rates:
-            return estimate(
-                [b.rates[key] - a.rates[key] for key in a.rates if key in b.rates and self._is_in(key, buckets)]
-            )
+            which = (id(a), id(b), tuple(buckets))
+            if which not in self._differences:  # resampling takes its time
+                both = [key for key in a.rates if key in b.rates and self._is_in(key, buckets)]
+                self._differences[which] = estimate([b.rates[key] - a.rates[key] for key in both])
+            return self._differences[which]
         before, after = self.rate(a, buckets), self.rate(b, buckets)
         return None if before is None or after is None else Estimate(after - before, self.n_prompts(buckets))
 
@@ -263,13 +262,13 @@ def _spending(c: Comparison, *which: int) -> list[str]:
     parts = []
     for i in which:
         trained, teaching = c.runs[i].fates(ALL)["trained"], c.teaching(i, [ALL])
-        of_hard = f", {c.teaching(i, c.hard_buckets):,} of them for hard prompts" if by_difficulty else ""
-        parts.append(f"{c.runs[i].label} {percent(teaching / trained if trained else 0.0, 0)} ({teaching:,}{of_hard})")
-    if parts:
-        out.append(
-            f"Of the completions that were trained on, only those in groups with contrast could teach something: "
-            f"{'; '.join(parts)}."
+        of_hard = f"; {c.teaching(i, c.hard_buckets):,} of them for hard prompts" if by_difficulty else ""
+        share = percent(teaching / trained if trained else 0.0, 0)
+        parts.append(
+            f"{c.runs[i].label} trained on {teaching:,} such completions ({share} of all it trained on{of_hard})"
         )
+    if parts:
+        out.append(f"Only groups with contrast teach: {', '.join(parts)}.")
     return out
 
 

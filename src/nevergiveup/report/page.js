@@ -88,16 +88,24 @@
       + (shown.length > MOST ? `; ${shown.length - MOST} more match` : "");
     return shown;
   };
-  const attempt = (row) => {
+  const alike = (rows) => {  // completions of a round that are the same in all that is shown: once, with their number
+    const kinds = new Map();
+    for (const row of rows) {
+      const key = JSON.stringify(row);
+      kinds.set(key, { row, n: (kinds.has(key) ? kinds.get(key).n : 0) + 1 });
+    }
+    return [...kinds.values()];
+  };
+  const attempt = ({ row, n }) => {
     const [reward, reason, version, isCut, nTokens, text, advantage, step] = row;
     const box = make("div", "try");
     const kind = reward === null ? "silent" : reward >= 1 ? "right" : "wrong";
-    box.append(make("div", `reward ${kind}`, reward === null ? "no verdict" : number(reward)));
+    box.append(make("div", `reward ${kind}`, (reward === null ? "no verdict" : number(reward)) + (n > 1 ? `  × ${n}` : "")));
     box.append(make("pre", "mono", data.words[text] || "(empty)"));
     const facts = [];
     if (data.words[reason]) facts.push(data.words[reason]);
     facts.push(version === null ? "version unknown" : `version ${version}`);
-    facts.push(`${nTokens} tokens, ${isCut ? "cut by the length limit" : "finished"}`);
+    facts.push(`${nTokens} ${nTokens === 1 ? "token" : "tokens"}, ${isCut ? "cut by the length limit" : "finished"}`);
     if (step !== null) facts.push(advantage === null ? `left out of step ${step}` : `advantage ${advantage > 0 ? "+" : ""}${number(advantage)} in step ${step}`);
     box.append(make("small", "", facts.join(" · ")));
     return box;
@@ -111,9 +119,10 @@
     const left = prompt.dropped ? `; ${prompt.dropped} rounds between them are left out` : "";
     parts.push(make("p", "note", `${prompt.visits} visits, ${prompt.right} of ${prompt.tried} completions right, given up ${prompt.given_up} times. Shown: ${prompt.rounds.length} rounds${left}.`));
     for (const [visit, round, t, tries] of prompt.rounds) {
-      parts.push(make("div", "round", `visit ${visit + 1}, round ${round}, after ${Math.round(t)} s`), ...tries.map(attempt));
+      parts.push(make("div", "round", `visit ${visit + 1}, round ${round}, after ${Math.round(t)} s`), ...alike(tries).map(attempt));
     }
     find("browser-detail").replaceChildren(...parts);
+    find("browser-detail").scrollTop = 0;
     list();
   };
   for (const id of ["search", "bucket", "outcome", "which-run"]) find(id).addEventListener("input", list);

@@ -183,28 +183,29 @@ def _by_difficulty(c: Comparison) -> Iterator[Block]:
         named.append(("hard and extra hard", HARD))
     if ALL in c.shown_buckets:
         named.append((ALL, (ALL,)))
-    header: list[tuple[str, int | None]] = [("difficulty", None), ("prompts", None), ("start, %", None)]
+    header: list[tuple[str, int | None]] = [("difficulty", None), ("start, %", None)]
     header += [(f"{run.label}, %", i) for i, run in enumerate(runs)]
     if len(runs) == 1:
         header += [("gain, points", None), ("95 % interval", None)]
     for run in runs[1:]:
         header += [(f"{run.label} − {runs[0].label}, points", None), ("95 % interval", None)]
-    header += [(f"drawn, {run.label}", i) for i, run in enumerate(runs)]
+    header += [(f"drawn, {run.label}", i) for i, run in enumerate(runs)] + [("prompts", None)]
     rows = []
     for name, buckets in named:
         n = c.n_prompts(buckets)
         start = next((rate for row in c.starts if (rate := c.rate(row, buckets)) is not None), None)
-        row = [name, "–" if n is None else f"{n:,}", _bare(start)]
+        row = [name, _bare(start)]
         row += [_bare(c.rate(end, buckets)) for end in c.ends]
         leads = [c.gain(0, buckets)] if len(runs) == 1 else [c.lead(i, 0, buckets) for i in range(1, len(runs))]
         for lead in leads:
             row += ["–", "–"] if lead is None else [points(lead.mean), span(lead.interval) or "–"]
         knows = [c.knows_training(i) or buckets == (ALL,) for i in range(len(runs))]
-        rows.append([*row, *(f"{c.drawn(i, buckets):,}" if known else "–" for i, known in enumerate(knows))])
+        drawn = [f"{c.drawn(i, buckets):,}" if known else "–" for i, known in enumerate(knows)]
+        rows.append([*row, *drawn, "–" if n is None else f"{n:,}"])
     split = "held-out prompts, which are not trained on" if c.split == "heldout" else "training prompts"
     yield Table(
         f"pass@1 on {split}, at the start and after {c.budget:,} completions, by difficulty for the policy at the start; "
-        "and completions drawn for training prompts of that difficulty in the whole run.",
+        "then completions drawn for training prompts of that difficulty in the whole run.",
         header,
         rows,
         strong=frozenset(i for i, (_, buckets) in enumerate(named) if buckets == HARD),
@@ -255,9 +256,14 @@ def _matthew(c: Comparison) -> Iterator[Block]:
     if any(fine):
         ceiling = [(k / 50, 1 - k / 50) for k in range(51)]
         x = Axis(
-            0, 1, [(v, f"{100 * v:g} %") for v in (0, 0.02, 0.1, 0.3, 0.7, 1)], "pass rate at the start", root=True
+            0,
+            1,
+            [(v, f"{100 * v:g}") for v in (0, 0.02, 0.1, 0.3, 0.7, 1)],
+            "pass rate at the start, %",
+            "share",
+            root=True,
         )
-        reach = Axis(y.low, max(y.high, 1.0), difference_axis(y.low, max(y.high, 1.0), "").ticks, "gain, points")
+        reach = difference_axis(y.low, max(y.high, 1.0), "gain, points")
         charts.append(
             Lines(
                 "By initial pass rate",
@@ -280,9 +286,8 @@ def _matthew(c: Comparison) -> Iterator[Block]:
         )
     yield Figure(
         "matthew",
-        "Height is what pass@1 gained from the start, in percentage points, with a 95 % interval; on the left by bucket, on "
-        "the right for equally many prompts a point, from never solved to always solved; the dashed line is the most there is "
-        "to gain.",
+        "Height is what pass@1 gained from the start, in percentage points, with a 95 % interval: first by bucket, then from "
+        "never to always solved, equally many prompts a point; the dashed line is the most there is to gain.",
         charts,
         _legend(c.runs),
     )
