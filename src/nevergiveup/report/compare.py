@@ -18,7 +18,7 @@ from nevergiveup.report.runs import NO_CONTRAST, Evaluation, Run
 HARD: tuple[str, ...] = ("hard", "extra_hard")
 """Hard prompts, together: solved by the policy at the start less than .3 of the time."""
 
-N_RESAMPLES = 2000
+N_RESAMPLES = 1000
 MOST_DRAWS = 2_000_000
 """Prompts times resamples: with very many prompts there are fewer resamples, 200 at least."""
 
@@ -174,7 +174,8 @@ class Comparison:
 
 
 def _nearest(rows: Sequence[Evaluation], completions: int) -> Evaluation | None:
-    return min(rows, key=lambda row: abs(row.completions - completions), default=None)
+    """Of two that are equally near, the later one."""
+    return min(rows, key=lambda row: (abs(row.completions - completions), -row.step), default=None)
 
 
 # -------------------------------------------------------------------------- in words
