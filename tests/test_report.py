@@ -21,6 +21,7 @@ from nevergiveup.events import EventWriter, Judged, Trained, read_events
 from nevergiveup.report import page
 from nevergiveup.report.charts import Axis, Line, Lines, count_axis, difference_axis, svg
 from nevergiveup.report.compare import Comparison, bootstrap, headline
+from nevergiveup.report.glossary import GLOSSARY
 from nevergiveup.report.runs import MOST_TEXT, NO_CONTRAST, Round, Run, Sampled, read_run
 from nevergiveup.strategies import FixedK
 from report_runs import write_run
@@ -648,6 +649,23 @@ def test_browser_of_texts_finds_prompts_and_shows_what_they_got(chromium, writte
     given_up = [key for key in bad.samples if bad.prompts[key].given_up]
     assert rows.count() == len(given_up) > 0
     assert tab.evaluate("window.hacked") is None
+    assert errors == []
+    tab.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [360, 1280])
+def test_words_are_explained_where_they_stand(chromium, written, width):
+    tab, errors = opened(chromium, written, width, "dark")
+    for word in ("contrast", "stale", "95 % interval"):  # in prose, and in the heads of tables that scroll
+        tab.locator(".term", has_text=word).first.hover()
+        tip = tab.locator("#tip")
+        assert tip.inner_text() == GLOSSARY[word]
+        box = tip.bounding_box()
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= width
+        assert 0 <= box["y"] <= box["y"] + box["height"] <= 800
+    tab.locator("h1").hover()
+    assert tip.is_hidden()
     assert errors == []
     tab.close()
 

@@ -24,11 +24,32 @@
   dark.addEventListener("change", named);
   named();
 
-  // A tooltip that would leave the page on the right opens to the left.
-  document.addEventListener("pointerover", (event) => {
-    const term = event.target.closest && event.target.closest(".term");
-    if (term) term.classList.toggle("left", term.getBoundingClientRect().left > innerWidth - 340);
-  });
+  // What a word means, beside it: on hover, on touch and by keyboard.
+  const tip = make("div");
+  tip.id = "tip";
+  tip.setAttribute("role", "tooltip");
+  tip.hidden = true;
+  document.body.append(tip);
+  let term = null;
+  const explain = () => {
+    tip.hidden = !term;
+    if (!term) return;
+    tip.textContent = term.dataset.tip;
+    const at = term.getBoundingClientRect();
+    const below = at.bottom + 6 + tip.offsetHeight < innerHeight;
+    tip.style.left = `${Math.max(16, Math.min(at.left, innerWidth - tip.offsetWidth - 16))}px`;
+    tip.style.top = `${below ? at.bottom + 6 : at.top - 6 - tip.offsetHeight}px`;
+  };
+  for (const name of ["pointerover", "focusin", "focusout"]) {
+    document.addEventListener(name, (event) => {
+      term = name !== "focusout" && event.target.closest ? event.target.closest(".term") : null;
+      explain();
+    });
+  }
+  document.addEventListener("scroll", () => {
+    if (term && !term.matches(":hover, :focus")) term = null;
+    explain();
+  }, true);
 
   // Files of the prompts that were given up.
   const save = (name, type, text) => {

@@ -16,7 +16,6 @@ from typing import Any, Literal
 from nevergiveup.evaluate import BUCKETS
 from nevergiveup.events import (
     Dispatched,
-    Event,
     Failed,
     Judged,
     Planned,
@@ -141,7 +140,8 @@ class Sampled:
 
 @dataclass(slots=True)
 class Bin:
-    """What happened while completions `start` to `end` were drawn; counts under the names of `Tally.figures`."""
+    """What happened while completions `start` to `end` were drawn: rounds by their rewards, and completions under the names
+    of `Tally.figures`."""
 
     start: int
     end: int
@@ -297,27 +297,20 @@ def _read_buckets(run: Run) -> None:
 
 
 class _Timeline:
-    """Counts over completions drawn, in bins that are merged in twos when they are too many."""
+    """What a tally counted over completions drawn, in bins that are merged in twos when they are too many."""
 
-    def __init__(self, bucket_of: Mapping[str, str]) -> None:
-        self._bucket_of = bucket_of
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._width = 1
-        self._start = self._drawn = 0
-        self._tally = Tally(bucket_of)
-        self._extra: Counter[str] = Counter()
+        self._start = 0
+        self._before: Counter[str] = Counter()
         self._bins: list[Bin] = []
 
-    def add(self, event: Event, drawn: int, extra: Mapping[str, int]) -> None:
-        """drawn: completions drawn up to and with this event."""
-        self._tally.add(event)
-        self._extra.update(extra)
-        self._drawn = drawn
-        if drawn - self._start >= self._width and not isinstance(event, Dispatched):
-            self._cut()
-
-    def _cut(self) -> None:
-        self._bins.append(Bin(self._start, self._drawn, _counts(self._tally) + self._extra))
-        self._start, self._tally, self._extra = self._drawn, Tally(self._bucket_of), Counter()
+    def reached(self, drawn: int) -> None:
+        """After an event that settled something, with so many completions drawn."""
+        if drawn - self._start < self._width:
+            return
+        self._bins.append(self._cut(drawn))
         if len(self._bins) > N_BINS:
             pairs = [self._bins[i : i + 2] for i in range(0, len(self._bins), 2)]
             self._bins = [
@@ -325,40 +318,49 @@ class _Timeline:
             ]
             self._width = max(bin.end - bin.start for bin in self._bins)
 
-    def bins(self) -> list[Bin]:
-        rest = _counts(self._tally) + self._extra
-        if not rest:
+    def _cut(self, drawn: int) -> Bin:
+        """What came since the last cut."""
+        counts = _counts(self._run)
+        bin = Bin(self._start, drawn, counts - self._before)
+        self._start, self._before = drawn, counts
+        return bin
+
+    def bins(self, drawn: int) -> list[Bin]:
+        rest = self._cut(drawn)
+        if not rest.counts:
             return self._bins
-        if self._bins and self._drawn - self._start < self._width / 2:  # too little to stand alone
-            last = self._bins[-1]
-            return [*self._bins[:-1], Bin(last.start, max(self._drawn, last.end), last.counts + rest)]
-        return [*self._bins, Bin(self._start, self._drawn, rest)]
+        if self._bins and rest.end - rest.start < self._width / 2:  # too little to stand alone
+            last = self._bins.pop()
+            rest = Bin(last.start, rest.end, last.counts + rest.counts)
+        return [*self._bins, rest]
 
 
-def _counts(tally: Tally) -> Counter[str]:
-    """What of a tally can be added up: rounds by their rewards, and completions by bucket and fate."""
+def _counts(run: Run) -> Counter[str]:
+    """What can be added up: rounds by their rewards, and completions by bucket and fate."""
+    tally = run.tally
     counts = Counter(
         varied=tally.varied, all_right=tally.all_right, all_wrong=tally.all_wrong, flat=tally.flat,
-        no_verdict=tally.no_verdict, given_up=tally.outcomes["given_up"], retries=tally.retries,
+        no_verdict=tally.no_verdict,
     )  # fmt: skip
     for bucket, by_fate in tally.completions.items():
         counts.update({f"completions/{bucket}/{fate}": n for fate, n in by_fate.items()})
+    counts.update({f"completions/{bucket}/{NO_CONTRAST}": n for bucket, n in run.no_contrast.items()})
     return counts
 
 
 def _read_events(run: Run) -> None:
     tally = run.tally = Tally(run.buckets)
-    timeline = _Timeline(run.buckets)
+    timeline = _Timeline(run)
     spans: dict[tuple[str, int], tuple[Exact, Exact]] = {}  # of open chains: lowest and highest reward
     drawn, last_t = 0, 0.0
     path = run.folder / EVENTS
     for t, event in read_events(path) if path.is_file() else ():
         last_t = t if t is not None else last_t
-        extra: dict[str, int] = {}
         tally.add(event)
         match event:
             case Dispatched():
                 drawn += event.n
+                continue
             case Published():
                 run.steps = event.version
             case Judged():
@@ -375,14 +377,13 @@ def _read_events(run: Run) -> None:
                 if low == high:
                     for bucket in {ALL, run.buckets.get(event.prompt, ALL)}:
                         run.no_contrast[bucket] += event.n_trained
-                        extra[f"completions/{bucket}/{NO_CONTRAST}"] = event.n_trained
             case Planned() if event.outcome:
                 spans.pop((event.prompt, event.epoch), None)
                 _closed(run, event.prompt, event.outcome)
             case WentStale() | Failed() if event.closed:
                 spans.pop((event.prompt, event.epoch), None)
-        timeline.add(event, drawn, extra)
-    run.bins = timeline.bins()
+        timeline.reached(drawn)
+    run.bins = timeline.bins(drawn)
     run.seconds = last_t
     if run.summary:
         run.seconds = float(run.summary.get("seconds", last_t))

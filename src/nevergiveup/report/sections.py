@@ -130,7 +130,7 @@ def build(runs: Sequence[Run]) -> Report:
     first, because = headline(c)
     sections = [
         Section("buckets", "By difficulty", list(_by_difficulty(c))),
-        Section("matthew", "Who gained", list(_matthew(c))),
+        Section("matthew", "Who gained: the Matthew plot", list(_matthew(c))),
         Section("curves", "Pass rates over completions", list(_curves(c))),
         Section("samples-went", "Where the samples went", list(_spent(c))),
         Section("verdicts", "What came back", list(_verdicts(c))),
