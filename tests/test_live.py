@@ -30,7 +30,7 @@ ROW = {
     "window/all_right": 0.22,
     "window/all_wrong": 0.40,
     "window/requeued": 31,
-    "window/given_up": 2,
+    "window/chains/given_up": 2,
     "window/truncated": 0.01,
     "window/age_mean": 1.25,
     "window/age_max": 4,

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
+from nevergiveup.evaluate import assign_buckets, mean_by_bucket
 from nevergiveup.events import read_events
 from nevergiveup.objectives import Cispo
 from nevergiveup.recipes import RECIPES
@@ -183,3 +185,72 @@ def test_a_damaged_checkpoint_and_a_shortened_log_are_refused_by_name(start, tmp
     (tmp_path / "events.jsonl").write_text("")
     with pytest.raises(ValueError, match=r"events\.jsonl is shorter than when"):
         run(small(start), tmp_path, resume=True)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_texts_of_some_prompts_and_of_those_given_up_are_kept(start, tmp_path):
+    """What is kept is all of it, agrees with the events, and the advantages are those of the batch."""
+    settings = replace(small(start), strategy=NeverGiveUp(k=4, p=0.5), sample_prompts=400)
+    run(settings, tmp_path)
+    rows, seen = lines(tmp_path / "samples.jsonl"), events(tmp_path)
+    samples = [row for row in rows if row["kind"] == "sample"]
+    prompts = [row["prompt"] for row in rows if row["kind"] == "prompt"]
+    assert len(set(prompts)) == len(prompts)
+    assert {row["prompt"] for row in samples} == set(prompts)
+    assert all(row["text"] for row in rows if row["kind"] != "trained")
+
+    judged = {e.request: e for e in seen if e.kind == "judged"}
+    for request in {row["request"] for row in samples}:
+        rewards = [row["reward"] for row in samples if row["request"] == request]
+        assert rewards == [float(reward) for reward in judged[request].rewards]
+    given_up = [e for e in judged.values() if e.outcome == "given_up"]
+    assert given_up
+    assert {e.prompt for e in given_up} <= set(prompts)
+    chosen = {row["prompt"] for row in samples} - {e.prompt for e in given_up}
+    assert {e.request for e in judged.values() if e.prompt in chosen} <= {row["request"] for row in samples}
+
+    trained = [row for row in rows if row["kind"] == "trained"]
+    assert trained
+    keys = {(row["prompt"], row["key"]) for row in samples}
+    n_trained = {(e.prompt, e.version + 1): e.n_trained for e in seen if e.kind == "trained"}
+    for row in trained:
+        assert all((row["prompt"], key) in keys for key, *_ in row["attempts"])
+        weights = [weight for *_, weight in row["attempts"] if weight is not None]
+        assert len(weights) == n_trained[row["prompt"], row["step"]]
+        assert sum(weights) == pytest.approx(0, abs=1e-9)
+
+
+def test_pass_rates_prompt_by_prompt_and_buckets_that_stay(start, tmp_path):
+    summary = run(replace(small(start), eval=EvalSettings(every=3)), tmp_path)
+    buckets = json.loads((tmp_path / "buckets.json").read_text())
+    rows = lines(tmp_path / "rates.jsonl")
+    assert [(row["split"], row["step"]) for row in rows] == [(s, n) for n in (0, 3, 6) for s in ("heldout", "train")]
+    first = rows[0]["rates"] | rows[1]["rates"]
+    assert buckets["rates"] == first
+    assert buckets["buckets"] == assign_buckets(first)
+    for row, told in zip(rows, summary["evaluations"], strict=True):
+        assert mean_by_bucket(row["rates"], buckets["buckets"]) == told["pass_rates"]
+
+
+def test_a_resumed_run_keeps_every_line_once(start, tmp_path):
+    straight, cut = tmp_path / "straight", tmp_path / "cut"
+    settings = replace(
+        small(start), strategy=NeverGiveUp(p=0.5), steps=8, checkpoint_every=4, eval=EvalSettings(every=2)
+    )
+    run(settings, straight)
+    run(replace(settings, steps=4), cut)
+    config = json.loads((cut / "config.json").read_text())
+    (cut / "config.json").write_text(json.dumps(config | {"steps": 8}))
+    for name in ("rates", "samples", "metrics"):
+        with (cut / f"{name}.jsonl").open("a") as file:
+            file.write('{"kind":"prompt"}\n')  # written after the checkpoint; it will happen again
+    run(settings, cut, resume=True)
+    for folder in (straight, cut):
+        samples = Counter(row["request"] for row in lines(folder / "samples.jsonl") if row["kind"] == "sample")
+        judged = {e.request: len(e.rewards) for e in events(folder) if e.kind == "judged"}
+        assert samples
+        assert all(judged[request] == n for request, n in samples.items())
+        assert [row["step"] for row in lines(folder / "rates.jsonl")] == [n for n in (0, 2, 4, 6, 8) for _ in range(2)]

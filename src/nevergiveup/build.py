@@ -17,6 +17,7 @@ from nevergiveup.fetch import FOLDER, cache_folder
 from nevergiveup.grading.pool import GraderPool, check_canaries
 from nevergiveup.loop import TaskGrader, reward_of
 from nevergiveup.protocols import Checker, Engine, Grader, SelfTested, Task, Validated
+from nevergiveup.report.trackers import check_trackers
 from nevergiveup.settings import Settings
 from nevergiveup.task_settings import (
     TINY,
@@ -164,6 +165,7 @@ def check(settings: Settings) -> Task:
     Returns the task, with its data read.
     """
     settings.check()
+    check_trackers(settings.trackers)
     if isinstance(settings.task, TINY) and not settings.model.path:
         tiny = _tiny_task(settings)
         settings.check_context(tiny.context)

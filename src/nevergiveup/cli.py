@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
+LEFT_BEHIND = {"config.json", ".lock", "start", "buckets.json", "rates.jsonl", "trackers"}
+
 TRAIN_PACKAGES = (
     "torch", "transformers", "accelerate", "safetensors", "tokenizers", "numpy", "jinja2", "datasets", "math_verify",
 )  # fmt: skip
@@ -204,7 +206,7 @@ def _free_folder(recipe: str) -> Path:
 
 def _is_empty(folder: Path) -> bool:
     """Nothing is in it, or just what a run that was refused or stopped before its first step leaves behind."""
-    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {"config.json", ".lock", "start"}
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= LEFT_BEHIND
 
 
 def _print_train_help(words: list[str]) -> None:

@@ -136,7 +136,8 @@ class Loop:
     max_in_flight: completions handed to the engine at once.
     truncated_is_wrong: completions cut by the length limit score 0 whatever the grader says (unverified ones stay so).
     shape: the reward that counts, from the one that was graded (a length penalty, for example).
-    on_graded: called with every request's completions and their grades, before they are delivered.
+    on_graded: called with every request's completions, their grades and the rewards that count (None: unverified), before
+    they are delivered.
     on_step: awaited after every step, before the next batch is cut.
     stall_s: longest wait for a batch without anything being delivered.
     """
@@ -152,7 +153,8 @@ class Loop:
         max_in_flight: int,
         truncated_is_wrong: bool = True,
         shape: Callable[[Exact, Completion], Exact] | None = None,
-        on_graded: Callable[[Request, Sequence[Completion], Sequence[Grade]], None] | None = None,
+        on_graded: Callable[[Request, Sequence[Completion], Sequence[Grade], Sequence[Exact | None]], None]
+        | None = None,
         on_step: Callable[[Step], Awaitable[None]] | None = None,
         stall_s: float = 900.0,
     ) -> None:
@@ -219,20 +221,23 @@ class Loop:
 
     async def _deliver(self, request: Request, completions: list[Completion]) -> None:
         grades = await self.grader.grade(request.prompt, completions)
+        self._verdicts += [grade.reason if isinstance(grade, Unverified) else None for grade in grades]
+        rewards = [self._reward(completion, grade) for completion, grade in zip(completions, grades, strict=True)]
         if self.on_graded is not None:
-            self.on_graded(request, completions, grades)
-        attempts = []
-        for completion, grade in zip(completions, grades, strict=True):
-            if isinstance(grade, Unverified):
-                self._verdicts.append(grade.reason)
-                continue
-            self._verdicts.append(None)
-            reward = 0 if self.truncated_is_wrong and completion.finish == "length" else reward_of(grade)
-            if self.shape is not None:
-                reward = self.shape(reward, completion)
-            attempts.append(Attempt(reward, completion.version_first, completion))
+            self.on_graded(request, completions, grades, rewards)
+        attempts = [
+            Attempt(reward, completion.version_first, completion)
+            for completion, reward in zip(completions, rewards, strict=True)
+            if reward is not None
+        ]
         self._check_grader()
         self.scheduler.deliver(request.id, attempts, len(grades) - len(attempts))
+
+    def _reward(self, completion: Completion, grade: Grade) -> Exact | None:
+        if isinstance(grade, Unverified):
+            return None
+        reward = 0 if self.truncated_is_wrong and completion.finish == "length" else reward_of(grade)
+        return reward if self.shape is None else self.shape(reward, completion)
 
     def _check_grader(self) -> None:
         reasons = [reason for reason in self._verdicts if reason is not None]

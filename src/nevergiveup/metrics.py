@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from nevergiveup.diagnosis import diagnose
 from nevergiveup.events import Dispatched, Event, Failed, Graded, Judged, Planned, Trained, WentStale
 from nevergiveup.types import NO_ANSWER, Exact
 
@@ -158,6 +159,7 @@ class Tally:
             out["signal"] = self.varied / self.n_rounds
             out["all_right"] = self.all_right / self.n_rounds
             out["all_wrong"] = self.all_wrong / self.n_rounds
+            out["flat"] = self.flat / self.n_rounds
             out["reward"] = float(self.reward_sum) / self.n_scored
             out["truncated"] = self.n_truncated / self.n_scored
         if self.all_wrong:
@@ -179,10 +181,11 @@ class Tally:
         return out
 
     def in_words(self) -> list[str]:
-        """What the counts say, in sentences; the first is always there."""
+        """What happened, and after that what is wrong and what to change, in sentences; the first is always there."""
         n = self.n_rounds
+        wrong = list(diagnose(self.figures()).values())
         if not n:
-            return ["no group has been scored yet"]
+            return ["no group has been scored yet", *self._no_verdicts(), *wrong]
         parts = [
             f"{_percent(self.varied, n)} of {n} groups had signal",
             f"{_percent(self.all_right, n)} were all right",
@@ -193,7 +196,10 @@ class Tally:
         sentence = ", ".join(parts)
         if self.retries or self.outcomes["given_up"]:
             sentence += f" ({self.retries} asked again, {self.outcomes['given_up']} given up)"
-        words = [sentence]
+        return [sentence, *self._no_verdicts(), *wrong]
+
+    def _no_verdicts(self) -> list[str]:
+        words = []
         if self.no_verdict:
             words.append(f"{self.no_verdict} groups got no verdict from the grader and were not counted as wrong")
         if self.n_unverified:
@@ -202,16 +208,6 @@ class Tally:
             words.append(
                 f"{self.n_unverified} of {total} completions got no verdict and left their groups"
                 + (f": {causes}" if causes else "")
-            )
-        if self.n_graded and 5 * self.reasons[NO_ANSWER] >= self.n_graded:
-            words.append(
-                f"{_percent(self.reasons[NO_ANSWER], self.n_graded)} of completions state no answer at all: "
-                "check that the prompt asks for the form that the grader reads"
-            )
-        if self.all_wrong >= 4 and 2 * self.length_limited >= self.all_wrong and 2 * self.all_wrong >= n:
-            words.append(
-                f"{_percent(self.all_wrong, n)} of groups are all wrong, and {_percent(self.length_limited, self.all_wrong)} "
-                "of those were cut by the length limit throughout: raise sampling.max_new_tokens before strategy.p"
             )
         return words
 

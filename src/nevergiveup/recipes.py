@@ -48,7 +48,8 @@ _ALL = (
     Recipe(
         name="manufactoria-tiny",
         summary="NGU on programs for a robot, without text, rewarded per test; a tiny model that is warm-started first",
-        expect="held-out programs that pass all tests, hidden ones too, from about .4 to .7-.86 (by seed); two minutes on two cores",
+        expect="held-out programs that pass all tests, hidden ones too, from about .4 to .7-.86 (by seed); two minutes on two "
+        "cores",
         settings=Settings(
             task=ManufactoriaTinyTask(max_prompt_tokens=9),
             model=ModelSettings(warm_steps=250, warm_batch=128),

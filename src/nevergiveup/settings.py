@@ -153,8 +153,17 @@ class Settings:
     """Optimizer steps between two checkpoints; one is always written at the end."""
     keep_checkpoints: int = 2
     """Newest checkpoints kept."""
+    sample_prompts: int = 64
+    """Training prompts whose completions are kept as texts in samples.jsonl; 0 for none. Of prompts that are given up, the
+    last ones are kept, too."""
+    track: str = ""
+    """Trackers that get the figures of each step too, separated by commas: tensorboard, wandb, trackio."""
     stall_s: float = 900.0
     """Seconds without any progress after which the run ends with an error."""
+
+    @property
+    def trackers(self) -> list[str]:
+        return [name.strip() for name in self.track.split(",") if name.strip()]
 
     def check(self) -> None:
         """Raises ValueError, with key, value and remedy, for settings that cannot work together."""
@@ -279,6 +288,7 @@ class Settings:
             "epochs": (self.epochs, 1),
             "checkpoint_every": (self.checkpoint_every, 1),
             "keep_checkpoints": (self.keep_checkpoints, 1),
+            "sample_prompts": (self.sample_prompts, 0),
         }
         for key, (value, least) in at_least.items():
             if value is not None and not value >= least:  # NaN too

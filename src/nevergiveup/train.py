@@ -3,6 +3,8 @@
 out/config.json      the resolved settings            out/checkpoints/step-N/   all that is needed to go on
 out/events.jsonl     one line a decision              out/model/                the trained policy, Hugging Face format
 out/metrics.jsonl    one line an optimizer step       out/summary.json          how it ended, ledger, evaluations
+out/rates.jsonl      pass rates, prompt by prompt     out/buckets.json          difficulty of each prompt at the start
+out/samples.jsonl    what was written, for some prompts
 out/start/           the warm-started policy (chains, unless a model was given)
 """
 
@@ -17,20 +19,24 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from nevergiveup import build
 from nevergiveup.config import settings_from_json, settings_to_json
+from nevergiveup.diagnosis import diagnose
 from nevergiveup.evaluate import assign_buckets, mean_by_bucket, mean_pass_at_k
 from nevergiveup.events import Event, EventWriter, Graded, read_events
 from nevergiveup.loop import Loop, Step, TaskGrader
 from nevergiveup.metrics import Tally
 from nevergiveup.report.live import View
+from nevergiveup.report.trackers import Trackers
 from nevergiveup.rewards import overlong_penalty
 from nevergiveup.runtimes.here import HereRuntime, ThreadedLearner
 from nevergiveup.runtimes.process import ProcessRuntime
+from nevergiveup.samples import SampleLog
 from nevergiveup.scheduler import Scheduler
 from nevergiveup.settings import Settings
 from nevergiveup.strategies import Allocator, NeverGiveUp
@@ -50,6 +56,15 @@ STOPS = {
 }
 """Signals that end a run in good order, and the reason that is given."""
 
+GROWING = ("events", "metrics", "rates", "samples")
+"""Files of lines. A resume cuts them back to where the checkpoint was saved: what followed will happen again."""
+
+DIAGNOSE_STEPS, DIAGNOSE_ROUNDS = 20, 1000
+"""Optimizer steps, or scored rounds where there are no steps, after which what they came to is diagnosed."""
+
+SAID_FOR_S = 1800.0
+"""A sentence of the diagnosis is not said again for so long."""
+
 STEADY_FROM = 0.1
 """Idle shares of the summary leave out the first tenth of the steps, in which both sides start up."""
 
@@ -66,8 +81,8 @@ def train(settings: Settings, out: Path, view: View, *, resume: bool = False) ->
     task = build.check(settings)
     checkpoint = newest_checkpoint(out) if resume else None
     if resume and checkpoint is None:  # it ended before the first one: begin again
-        for name in ("events.jsonl", "metrics.jsonl"):
-            (out / name).unlink(missing_ok=True)
+        for name in GROWING:
+            (out / f"{name}.jsonl").unlink(missing_ok=True)
     if not resume and (out / "events.jsonl").exists():
         raise ValueError(f"{out} holds another run: choose another folder, or go on with it (resume)")
     out.mkdir(parents=True, exist_ok=True)
@@ -87,7 +102,8 @@ def _train(
                 _warm_start(settings, Path(start), view.note)
         else:
             start = build.model_folder(settings)
-        return asyncio.run(_Run(settings, out, view, task, grader, start, checkpoint).run())
+        with closing(Trackers(settings.trackers, out, settings_to_json(settings))) as trackers:
+            return asyncio.run(_Run(settings, out, view, trackers, task, grader, start, checkpoint).run())
     finally:
         view.close()
 
@@ -148,6 +164,7 @@ class _Run:
         settings: Settings,
         out: Path,
         view: View,
+        trackers: Trackers,
         task: Task,
         grader: Grader,
         start: Path | str,
@@ -158,14 +175,19 @@ class _Run:
         self.grader = grader
         self.out = out
         self.view = view
+        self.trackers = trackers
         self.start = start
         self.checkpoint = checkpoint
         self.began = time.perf_counter()
         self.earlier_s = 0.0  # of the parts before a resume
         self.total = Tally()
-        self.window = Tally()
+        self.window = Tally()  # since the last step
+        self.recent = Tally()  # since the last diagnosis, with the rows of its steps
+        self.rows: list[dict[str, float]] = []
+        self.said_at: dict[str, float] = {}  # rule -> seconds
         self.evaluations: list[dict[str, Any]] = []  # split, step, completions, pass_rates by bucket; oldest first
         self.buckets: dict[str, str] = {}
+        self.initial: dict[str, float] = {}  # pass rates that the buckets are from
         self.eval_s = 0.0
         self.counters: dict[str, float] = {}
         self.steady: list[
@@ -198,11 +220,20 @@ class _Run:
             if row["step"] in (min(steps), max(steps)):
                 self.view.evaluated(row["split"], row["pass_rates"], row["step"])
         if not self.evaluations:
+            (self.out / "rates.jsonl").write_text("")
             await self._evaluate(0)
         self.total.bucket_of = self.window.bucket_of = self.buckets
 
         self.writer = EventWriter(self.out / "events.jsonl", self.seconds)
         self.metrics_file = (self.out / "metrics.jsonl").open("a", encoding="utf-8")
+        self.samples = SampleLog(
+            self.out / "samples.jsonl",
+            self.data.train,
+            n_prompts=settings.sample_prompts,
+            seed=settings.seed,
+            clock=self.seconds,
+            read=lambda tokens: str(self.tokenizer.decode(list(tokens))),
+        )
         runtime = ProcessRuntime() if settings.runtime == "process" else HereRuntime()
         try:
             engine: Engine = await runtime.place(
@@ -216,6 +247,7 @@ class _Run:
         finally:
             await runtime.close()
             self.writer.close()
+            self.samples.close()
             self.metrics_file.close()
 
     def _make_scheduler(self) -> Scheduler:
@@ -259,8 +291,15 @@ class _Run:
             reward + overlong_penalty(len(completion.tokens), sampling.max_new_tokens, sampling.overlong_buffer)
         )
 
-    def _on_graded(self, request: Request, completions: Sequence[Completion], grades: Sequence[Grade]) -> None:
-        """Keeps what the grader had to say beyond plain numbers."""
+    def _on_graded(
+        self,
+        request: Request,
+        completions: Sequence[Completion],
+        grades: Sequence[Grade],
+        rewards: Sequence[Exact | None],
+    ) -> None:
+        """Keeps what the grader had to say beyond plain numbers, and some of the texts."""
+        self.samples.graded(request, completions, grades, rewards)
         scores = [grade for grade in grades if isinstance(grade, Score)]
         unverified = [grade for grade in grades if isinstance(grade, Unverified)]
         if not scores and not unverified:
@@ -275,8 +314,12 @@ class _Run:
 
     def _on_event(self, event: Event) -> None:
         self.writer.write(event)
+        self.samples.event(event)
         self.total.add(event)
         self.window.add(event)
+        self.recent.add(event)
+        if self.recent.n_rounds + self.recent.no_verdict >= DIAGNOSE_ROUNDS:
+            self._diagnose()
 
     async def _loop(self, engine: Engine) -> str:
         settings = self.settings
@@ -303,10 +346,16 @@ class _Run:
     async def _on_step(self, step: Step, engine: Engine) -> None:
         settings = self.settings
         row = await self._row(step, engine)
+        self.samples.trained(step.batch, step.version)
         self.view.step(row)
+        self.trackers.log(row, step.version)
         self.metrics_file.write(json.dumps(row) + "\n")
         self.metrics_file.flush()
+        self.samples.flush()
         self.writer.flush()
+        self.rows.append(row)
+        if len(self.rows) >= DIAGNOSE_STEPS:
+            self._diagnose()
         began = time.perf_counter()
         if settings.eval.every and step.version % settings.eval.every == 0:
             await self._evaluate(step.version)
@@ -345,6 +394,16 @@ class _Run:
         self.stepped_at, self.counters = now, counters
         return row
 
+    def _diagnose(self) -> None:
+        names = {name for row in self.rows for name in row if not name.startswith("window/")}
+        means = {name: mean(row[name] for row in self.rows if name in row) for name in names}
+        for name, sentence in diagnose(means | self.recent.figures()).items():
+            if self.seconds() - self.said_at.get(name, -SAID_FOR_S) >= SAID_FOR_S:
+                self.said_at[name] = self.seconds()
+                self.view.note(sentence)
+        self.recent = Tally(self.buckets)
+        self.rows.clear()
+
     # -------------------------------------------------------------- evaluation
 
     async def _evaluate(self, step: int) -> None:
@@ -364,8 +423,8 @@ class _Run:
                 else:
                     rates = await asyncio.to_thread(build.exact_rates, self.model, task, prompts, temperature)
                 if first:
-                    self.buckets |= assign_buckets(rates)
-                self._evaluated(split, mean_by_bucket(rates, self.buckets), step)
+                    self._place(rates, "exact")
+                self._evaluated(split, mean_by_bucket(rates, self.buckets), rates, None, step)
         else:
             sampling = build.sampled_counts(
                 self.settings, self.model, self.tokenizer, self.data, self.grader, self.settings.seed + step
@@ -374,6 +433,7 @@ class _Run:
                 counts = await sampling
             else:
                 counts = await asyncio.to_thread(asyncio.run, sampling)
+            rates = {prompt_id: right / n for prompt_id, (n, right) in counts.items() if n}
             by_k = {}
             for k in sorted({1, self.settings.eval.k}):
                 by_k[f"pass@{k}"], n_short = mean_pass_at_k(list(counts.values()), k)
@@ -381,11 +441,24 @@ class _Run:
                     self.view.note(
                         f"{n_short} prompts have fewer than {k} graded completions and are left out of pass@{k}"
                     )
-            self._evaluated("heldout", by_k, step)
+            self._evaluated("heldout", by_k, rates, self.settings.eval.n, step)
 
-    def _evaluated(self, split: str, figures: dict[str, float], step: int) -> None:
+    def _place(self, rates: dict[str, float], source: str) -> None:
+        """Puts prompts into difficulty buckets, which stay as they are from then on."""
+        self.buckets |= assign_buckets(rates)
+        self.initial |= rates
+        write_json(self.out / "buckets.json", {"source": source, "rates": self.initial, "buckets": self.buckets})
+
+    def _evaluated(
+        self, split: str, figures: dict[str, float], rates: dict[str, float], n: int | None, step: int
+    ) -> None:
+        """n: samples behind each of the rates; None where they are exact."""
         row = {"split": split, "step": step, "completions": self.scheduler.ledger.drawn, "pass_rates": figures}
         self.evaluations.append(row)
+        self.trackers.log({f"eval/{split}/{name}": rate for name, rate in figures.items()}, step)
+        whole = {"split": split, "step": step, "completions": row["completions"], "n": n, "rates": rates}
+        with (self.out / "rates.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(whole) + "\n")
         self.view.evaluated(split, figures, step)
 
     # ------------------------------------------------------------- checkpoints
@@ -403,10 +476,10 @@ class _Run:
             half_made / "run.json",
             {
                 "seconds": self.seconds(),
-                "events_bytes": self.writer.sync(),
-                "metrics_bytes": self._metrics_bytes(),
+                "bytes": self._sync(),
                 "evaluations": self.evaluations,
                 "buckets": self.buckets,
+                "initial_rates": self.initial,
             },
         )
         old_one = folder.with_name(f".{folder.name}.old")
@@ -419,10 +492,13 @@ class _Run:
         for old in complete[: -self.settings.keep_checkpoints]:
             shutil.rmtree(old)
 
-    def _metrics_bytes(self) -> int:
+    def _sync(self) -> dict[str, int]:
+        """Waits until all that was written is on the disk; returns the lengths of the files."""
         self.metrics_file.flush()
         os.fsync(self.metrics_file.fileno())
-        return self.metrics_file.tell()
+        self.writer.sync()
+        self.samples.sync()
+        return {name: (self.out / f"{name}.jsonl").stat().st_size for name in GROWING}
 
     def _restore(self, checkpoint: Path) -> None:
         try:
@@ -436,9 +512,9 @@ class _Run:
         self.earlier_s = saved["seconds"]
         self.evaluations = saved["evaluations"]
         self.buckets = self.total.bucket_of = saved["buckets"]
-        # What was written after the checkpoint will happen again.
-        for name in ("events", "metrics"):
-            path, n_bytes = self.out / f"{name}.jsonl", saved[f"{name}_bytes"]
+        self.initial = saved["initial_rates"]
+        for name, n_bytes in saved["bytes"].items():
+            path = self.out / f"{name}.jsonl"
             if not path.is_file() or path.stat().st_size < n_bytes:
                 raise ValueError(
                     f"{path} is shorter than when {checkpoint} was saved ({n_bytes} bytes): it was changed"

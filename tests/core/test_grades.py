@@ -98,4 +98,7 @@ def test_what_the_grader_says_is_counted_and_shown():
     assert figures["reward/format"] == 0.5
     words = " / ".join(tally.in_words())
     assert "1 of 4 completions got no verdict and left their groups: timeout after 5 s (1)" in words
-    assert "67 % of completions state no answer at all" in words
+    for _ in range(30):
+        tally.add(event)
+        tally.add(Judged(3, "p", 0, 1, (1, 0, 0), (0, 0, 0), 1, 0, 0, "train", "", 3, 1, 3, 0))
+    assert "67 % of completions state no answer at all" in " / ".join(tally.in_words())

@@ -13,7 +13,7 @@ import nevergiveup
 HEAVY = ("torch", "numpy", "ray", "httpx", "pydantic", "rich", "transformers", "safetensors", "tyro", "matplotlib")
 LAYERS_0_TO_2 = (
     "types", "advantages", "judging", "strategies", "allocators", "objectives", "events",
-    "scheduler", "protocols", "metrics", "rewards", "settings", "task_settings", "loop", "evaluate",
+    "scheduler", "protocols", "metrics", "diagnosis", "rewards", "settings", "task_settings", "loop", "evaluate", "samples",
 )  # fmt: skip
 SOURCE = Path(nevergiveup.__file__).parent
 

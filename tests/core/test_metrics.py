@@ -48,10 +48,11 @@ def test_c28_in_words():
 
 def test_all_wrong_because_of_the_length_limit_says_what_to_raise_first():
     tally = Tally()
-    for n_truncated in (4, 4, 4, 3):
+    for n_truncated in (4, 4, 4, 3) * 4:
         tally.add(judged([0, 0, 0, 0], "retry", n_truncated=n_truncated))
-    tally.add(judged([1, 0, 0, 0], "train"))
-    assert tally.length_limited == 3
+    for _ in range(4):
+        tally.add(judged([1, 0, 0, 0], "train"))
+    assert tally.length_limited == 12
     assert tally.figures()["length_limited"] == 0.75
     assert (
         "75 % of those were cut by the length limit throughout: raise sampling.max_new_tokens" in tally.in_words()[-1]

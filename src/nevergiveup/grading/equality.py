@@ -349,10 +349,30 @@ def settle(tree: Tree, values: Values) -> Tree | None:
             return ("inter", left, right)
         parts = [part for side in (left, right) for part in (side[1] if side[0] == "union" else (side,))]
         return ("union", tuple(parts))
+    if kind == "minus":
+        return _without_points(tree)
     signs = _with_signs(tree)
     if len(signs) == 1:
         return tree
     return ("list", signs)
+
+
+def _without_points(tree: Tree) -> Tree:
+    """(0,36) without {9} as (0,9) and (9,36); the tree itself if it is not an interval without rational points inside."""
+    interval = _REALS if tree[1][0] == "reals" else tree[1]
+    if interval[0] != "tuple" or len(interval[2]) != 2 or tree[2][0] != "set":
+        return tree
+    points = sorted({point for item in tree[2][1] if (point := constant(item)) is not None})
+    low, high = (constant(end) if end[0] != "oo" else None for end in interval[2])
+    inside = all((low is None or low < point) and (high is None or point < high) for point in points)
+    if len(points) != len(tree[2][1]) or not inside:
+        return tree
+    ends = [interval[2][0], *(("num", point) for point in points), interval[2][1]]
+    closing = [interval[1], *"(" * len(points)], [*")" * len(points), interval[3]]
+    return (
+        "union",
+        tuple(("tuple", left, pair, right) for left, right, pair in zip(*closing, pairwise(ends), strict=True)),
+    )
 
 
 def _interval(tree: Tree) -> Tree | None:
@@ -427,7 +447,7 @@ def _same(a: Tree, b: Tree, values: Values) -> bool | None:
     name_a, inside_a = _named(a)
     name_b, inside_b = _named(b)
     if a[0] == "rel" and b[0] == "rel":
-        if name_a is not None and name_a == name_b and a[2] == b[2]:
+        if name_a is not None and name_a == name_b != "?" and a[2] == b[2]:
             return _same(inside_a, inside_b, values)
         by_form = _same_relation(a, b, values)
         if by_form is not False:
@@ -528,7 +548,12 @@ def _all(verdicts: object) -> bool | None:
 
 
 def _same_relation(a: Tree, b: Tree, values: Values) -> bool | None:
-    """Equations and inequalities, chains included, whatever side the terms stand on."""
+    """Equations and inequalities, chains included, whatever side the terms stand on. Of numbers alone: side by side."""
+    if not symbols(a) and not symbols(b):
+        sides, operators = (b[1], b[2]) if a[2] == b[2] else (b[1][::-1], tuple(_FLIPPED.get(o, o) for o in b[2][::-1]))
+        if a[2] != operators or len(a[1]) != len(sides) or not all(map(is_expression, (*a[1], *sides))):
+            return False
+        return _all(values(left, right) for left, right in zip(a[1], sides, strict=True))
     links_a, links_b = _links(a), _links(b)
     if links_a is None or links_b is None or len(links_a) != len(links_b):
         return False

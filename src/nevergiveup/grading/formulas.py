@@ -157,7 +157,7 @@ _TOKEN = re.compile(
     rf"""(?P<space>\s+|~|\\[,;:!>\s]|\\q?quad(?![A-Za-z])|\\(?:thin|en)space(?![A-Za-z]))
     | (?P<row>\\\\)
     | \\(?P<cmd>[A-Za-z]+)\*? | \\(?P<escaped>.)
-    | (?P<rep>[0-9]*\.[0-9]*\\(?:overline|bar)\s*\{{[0-9]+\}})
+    | (?P<rep>[0-9]*\.[0-9]*\\(?:overline|bar)\s*(?:\{{[0-9]+\}}|[0-9]))
     | (?P<grouped>{_GROUPED})
     | (?P<num>(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+(?![0-9.]))?)
     | (?P<run>[^\W\d_]+)
@@ -451,7 +451,8 @@ def _words(tokens: Sequence[Token]) -> str:
     """The text as words: without fonts, spaces, articles, hyphens and final full stops; case does not count."""
     text = " ".join(token.raw if token.kind != "sep" or token.raw != "," else "," for token in tokens)
     text = re.sub(r"^(?:an?|the)\s+", "", text.strip(), flags=re.IGNORECASE)
-    return _spaceless(text).strip(".!")
+    sign = "-" if text.startswith("-") else ""  # not the hyphen of well-known
+    return sign + _spaceless(text).strip(".!")
 
 
 # ---- grammar ------------------------------------------------------------------------------------------------------
@@ -657,7 +658,7 @@ class _Parser:
                             tree = mixed
                             continue
                         raise Refused("two numbers side by side")
-                    if before.value != ")":
+                    if before.value not in (")", "!"):
                         raise NotUnderstood
                 right = self.factor()
                 if self.is_mixed(tree, right):
@@ -1010,7 +1011,7 @@ class _Parser:
                 words.append("^" + self.take().raw)
                 if braces:
                     self.need("}")
-            elif self.has("/", ".", "-") and words and self.tokens[self.at + 1].kind in ("text", "let", "name", "end"):
+            elif self.has("/", ".", "-") and words and self.unit_goes_on(self.tokens[self.at + 1]):
                 words.append(self.take().raw)
                 if self.token.kind in ("let", "name"):
                     words.append(self.take().raw)
@@ -1019,6 +1020,10 @@ class _Parser:
         if not words or not is_unit(" ".join(word for word in words if word[0] != "^")):
             raise _Words("words in the answer")
         self.units.append(_unit_name(words))
+
+    def unit_goes_on(self, token: Token) -> bool:
+        """m/s, and not the pi of yd. pi"""
+        return token.kind in ("text", "name", "end") or (token.kind == "let" and len(token.raw) == 1)
 
 
 def _unit_name(words: Sequence[str]) -> str:

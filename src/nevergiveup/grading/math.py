@@ -141,6 +141,8 @@ def _chosen(answer: str) -> str | None:
     if match is None or _OTHER_CHOICE.search(match["rest"]):
         return None
     rest = match["rest"].strip(" .:")
+    if rest.startswith(("+", "*", "/", "^", "=", "!")):
+        return None
     if match["mark"] == "" and rest:
         return None
     if rest and (read(rest).tree is None and not read(rest).words):

@@ -345,7 +345,7 @@ def row_line(row: Row) -> str:
         ", ".join(shares),
         *_trouble(row),
         _filled("asked again {:.0f}", row, "window/requeued"),
-        _filled("gave up {:.0f}", row, "window/given_up"),
+        _filled("gave up {:.0f}", row, "window/chains/given_up"),
         _filled("age {:.1f}", row, "window/age_mean") + _filled(" (max {:.0f})", row, "window/age_max"),
         _filled("loss {:.4f}", row, "loss"),
         f"{_rate(row['completions_per_s'])} completions/s" if "completions_per_s" in row else "",
@@ -420,7 +420,7 @@ def _groups(row: Row) -> RenderableType:
     ]
     for label, share, colour in shares:
         table.add_row(Text.assemble(("■ ", colour), label), "" if share is None else _percent(share))
-    given_up = _filled(", gave up {:.0f}", row, "window/given_up")
+    given_up = _filled(", gave up {:.0f}", row, "window/chains/given_up")
     cut = f"{_percent(row['window/truncated'])} cut" if "window/truncated" in row else ""
     unverified = row.get("window/completions_unverified", 0)
     silent = f"{_percent(row['window/no_answer'])} no answer" if row.get("window/no_answer") else ""
