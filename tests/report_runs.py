@@ -1,4 +1,4 @@
-"""Run folders for the tests of the report: the real scheduler and event writer, a policy that is a table of pass rates.
+"""Run folders for the tests of the report: real scheduler, event writer and sample log; the policy is a table of pass rates.
 
 A prompt's pass rate rises with every batch that trains on it, by the weight of its best attempts; held-out prompt h7 is as
 likely solved as training prompt p7. Rates are exact, so that every figure on the page can be computed a second time.
@@ -16,13 +16,16 @@ from typing import Any
 from nevergiveup.evaluate import assign_buckets, mean_by_bucket
 from nevergiveup.events import EventWriter
 from nevergiveup.metrics import Tally
+from nevergiveup.samples import SampleLog
 from nevergiveup.scheduler import Scheduler
 from nevergiveup.strategies import NeverGiveUp, Strategy
-from nevergiveup.types import Attempt, Prompt, Request
+from nevergiveup.types import Attempt, Completion, Prompt, Request, Score
 
 START = (0.97, 0.9, 0.5, 0.2, 0.1, 0.04, 0.01, 0.0)
 """Pass rates at the start, by the number of the prompt."""
 N_PROMPTS = 160
+N_SAMPLED = 12
+"""Prompts whose texts are kept, besides those that are given up."""
 RATE = 0.5
 """How much of what is missing to 1 a batch adds, for an advantage of 1."""
 
@@ -39,10 +42,15 @@ def write_run(
     text: str = "the answer is",
     reason: str = "",
 ) -> Row:
-    """Writes a finished run and returns its summary. rename: other ids for some prompts. text, reason: of completions."""
+    """Writes a finished run and returns its summary; advantages.jsonl holds every weight that was trained with.
+
+    rename: other ids for some prompts. text, reason: of completions.
+    """
     strategy = strategy or NeverGiveUp(k=4, p=0.8, window=4)
     names = {f"p{i}": f"p{i}" for i in range(N_PROMPTS)} | (rename or {})
-    prompts = [Prompt(names[f"p{i}"]) for i in range(N_PROMPTS)]
+    prompts = [
+        Prompt(names[f"p{i}"], ({"role": "user", "content": f"solve p{i}"},), answer=42) for i in range(N_PROMPTS)
+    ]
     rates = {prompt.id: START[i % len(START)] for i, prompt in enumerate(prompts)}
     initial = rates | {f"h{i}": rate for i, rate in enumerate(rates.values())}
     buckets = assign_buckets(initial)
@@ -50,10 +58,19 @@ def write_run(
     clock = count()
     writer = EventWriter(folder / "events.jsonl", lambda: next(clock) / 1000)
     tally = Tally(buckets)
-    lines: dict[str, list[Row]] = {"metrics": [], "rates": [], "samples": []}
+    lines: dict[str, list[Row]] = {"metrics": [], "rates": [], "advantages": []}
+    samples = SampleLog(
+        folder / "samples.jsonl",
+        prompts,
+        n_prompts=N_SAMPLED,
+        seed=0,
+        clock=lambda: 0.5,
+        read=lambda tokens: str(tokens),
+    )
 
     def on_event(event: Any) -> None:
         writer.write(event)
+        samples.event(event)
         tally.add(event)
 
     scheduler = Scheduler(
@@ -69,31 +86,15 @@ def write_run(
             lines["rates"].append({**row, "n": None, "rates": these})
             evaluations.append({**row, "pass_rates": mean_by_bucket(these, buckets)})
 
-    kept = {prompt.id for prompt in prompts[:12]}
-    known: set[str] = set()
-
     def deliver(request: Request) -> None:
-        attempts = [
-            Attempt(int(Random(s).random() < rates[request.prompt.id]), scheduler.version) for s in request.seeds
+        version = scheduler.version
+        rewards = [int(Random(s).random() < rates[request.prompt.id]) for s in request.seeds]
+        completions = [
+            Completion((request.id, i), (0.0, 0.0), f"{text} {reward}", "stop", version, version)
+            for i, reward in enumerate(rewards)
         ]
-        if request.prompt.id in kept:
-            if request.prompt.id not in known:
-                known.add(request.prompt.id)
-                lines["samples"].append(
-                    {
-                        "kind": "prompt",
-                        "prompt": request.prompt.id,
-                        "text": f"solve {request.prompt.id}",
-                        "answer": "42",
-                    }
-                )
-            for i, attempt in enumerate(attempts):
-                lines["samples"].append(
-                    {"kind": "sample", "prompt": request.prompt.id, "epoch": request.visit, "round": request.round,
-                     "request": request.id, "key": f"{request.id}-{i}", "version": attempt.version, "finish": "stop",
-                     "n_tokens": 3, "reward": float(attempt.reward), "reason": reason, "text": f"{text} {attempt.reward}",
-                     "t": request.id / 10}
-                )  # fmt: skip
+        samples.graded(request, completions, [Score(reward, reason) for reward in rewards], rewards)
+        attempts = [Attempt(r, version, completion) for r, completion in zip(rewards, completions, strict=True)]
         scheduler.deliver(request.id, attempts)
 
     evaluate()
@@ -106,9 +107,14 @@ def write_run(
         if batch is None:
             break
         for group in batch.groups:
-            weight = max(weight or 0.0 for weight in group.weights)
-            rates[group.prompt.id] += RATE * weight * (1 - rates[group.prompt.id])
+            best = max(weight or 0.0 for weight in group.weights)
+            rates[group.prompt.id] += RATE * best * (1 - rates[group.prompt.id])
+            lines["advantages"] += [
+                {"prompt": group.prompt.id, "step": scheduler.version + 1, "reward": attempt.reward, "weight": weight}
+                for attempt, weight in zip(group.attempts, group.weights, strict=True)
+            ]
         scheduler.publish(scheduler.version + 1)
+        samples.trained(batch, scheduler.version)
         lines["metrics"].append(
             {"step": scheduler.version, "t": float(scheduler.version), "completions": scheduler.ledger.drawn,
              "engine_idle": 0.25, "learner_idle": 0.5}
@@ -117,6 +123,7 @@ def write_run(
             evaluate()
     evaluate()
     writer.close()
+    samples.close()
     for name, rows in lines.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     summary = {

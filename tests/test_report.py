@@ -214,7 +214,31 @@ def test_prompts_given_up_and_their_tries(folders, tmp_path):
     assert [row["prompt"] for row in shown] == [row["prompt"] for row in rows][:100]
 
 
-def test_advantages_reach_the_texts_they_belong_to(tmp_path):
+def test_every_advantage_of_the_learner_stands_beside_its_text(folders):
+    """Of prompts whose texts are all kept; 0 is an advantage, too."""
+    for name in ("fixed", "ngu"):
+        run = read_run(folders[name])
+        whole = [
+            key for key in run.samples if sum(len(r.samples) for r in run.samples[key].rounds) == run.prompts[key].tried
+        ]
+        assert len(whole) >= 12
+        rows = [json.loads(line) for line in (folders[name] / "advantages.jsonl").read_text().splitlines()]
+        expected = Counter(
+            (row["prompt"], row["step"], row["reward"], round(row["weight"], 9))
+            for row in rows
+            if row["prompt"] in whole
+        )
+        shown = Counter(
+            (key, s.step, s.reward, round(s.advantage, 9))
+            for key in whole
+            for r in run.samples[key].rounds
+            for s in r.samples
+            if s.advantage is not None
+        )
+        assert shown == expected
+
+
+def test_advantages_reach_the_visit_that_was_trained_on(tmp_path):
     """The newest visit that has the completions is the one that was trained on; what was left out has none."""
     write_run(tmp_path / "run", n_completions=64)
     sample = {"kind": "sample", "prompt": "a", "round": 1, "version": 0, "finish": "length", "n_tokens": 2,
@@ -343,6 +367,22 @@ def test_without_rates_prompt_by_prompt_there_is_no_interval_and_it_says_so(copi
     assert "how sure that is cannot be said" in because[0]
     rows = parsed(*runs).table("difficulty", "fixed, %", "ngu, %")
     assert all(row["95 % interval"] == "–" for row in rows)
+
+
+def test_the_fine_curve_stands_where_the_buckets_are_from_and_not_on_its_own_start(copied):
+    """Prompts that failed by chance at the start would all seem to gain; a probe of its own tells them apart."""
+    (folder,) = copied("ngu")
+    probe = {f"h{i}": i / 160 for i in range(160)}
+    (folder / "buckets.json").write_text(
+        json.dumps({"rates": probe, "buckets": dict.fromkeys(probe, "hard"), "source": "file"})
+    )
+    run = with_rates(folder, dict.fromkeys(probe, 0.75))
+    curve = Comparison([run]).gains_by_rate(0, 4)
+    assert [at for at, _ in curve] == pytest.approx([(40 * k + 19.5) / 160 for k in range(4)])
+    start = run.of("heldout")[0].rates
+    for k, (_, gain) in enumerate(curve):
+        part = [f"h{i}" for i in range(40 * k, 40 * k + 40)]
+        assert gain.mean == pytest.approx(sum(0.75 - start[key] for key in part) / 40)
 
 
 # -------------------------------------------------------------------------- the page
@@ -627,25 +667,27 @@ def test_page_opens_without_errors_and_never_scrolls_sideways(chromium, written,
 def test_browser_of_texts_finds_prompts_and_shows_what_they_got(chromium, written, folders):
     tab, errors = opened(chromium, written, 1280, "light")
     rows = tab.locator("#browser-list button")
-    assert rows.count() == 24  # 12 of each run
-    tab.fill("#search", "SOLVE P3")
-    assert rows.count() == 2
+    bad, run = read_run(folders["bad"]), read_run(folders["fixed"])
+    assert rows.count() == len(bad.samples) + len(run.samples)
+    prompt = max(run.samples)
+    tab.fill("#search", f"SOLVE {prompt}".upper())
+    n = sum(f"solve {prompt}" in sampled.text for r in (bad, run) for sampled in r.samples.values())
+    assert rows.count() == n
     tab.select_option("#which-run", "1")
-    assert rows.count() == 1
+    assert 1 <= rows.count() < n
     rows.first.click()
     detail = tab.locator("#browser-detail")
-    run = read_run(folders["fixed"])
-    visits = run.prompts["p3"]
+    visits = run.prompts[prompt]
     assert f"{visits.right} of {visits.tried} completions right" in detail.inner_text()
     n_shown = [int(text.split("×")[1]) if "×" in text else 1 for text in detail.locator(".reward").all_inner_texts()]
-    assert sum(n_shown) == sum(len(round.samples) for round in run.samples["p3"].rounds)
-    tab.select_option("#bucket", "easy")
-    assert rows.count() == 0
+    assert sum(n_shown) == sum(len(round.samples) for round in run.samples[prompt].rounds)
+    for bucket in BUCKETS:
+        tab.select_option("#bucket", bucket)
+        assert (rows.count() > 0) == (bucket == run.buckets[prompt])
     tab.select_option("#bucket", "")
     tab.fill("#search", "")
     tab.select_option("#which-run", "0")
     tab.select_option("#outcome", "given-up")
-    bad = read_run(folders["bad"])
     given_up = [key for key in bad.samples if bad.prompts[key].given_up]
     assert rows.count() == len(given_up) > 0
     assert tab.evaluate("window.hacked") is None

@@ -145,14 +145,17 @@ class Comparison:
         start, end = self.starts[i], self.ends[i]
         if start is None or end is None or start is end or not start.rates or not end.rates:
             return []
-        pairs = sorted((start.rates[key], end.rates[key]) for key in start.rates if key in end.rates)
-        n_bins = min(n_bins, max(len(pairs) // 8, 1))
+        initial = self.bucket_run.initial if self.bucket_run else {}
+        triples = sorted(
+            (initial.get(key, rate), rate, end.rates[key]) for key, rate in start.rates.items() if key in end.rates
+        )
+        n_bins = min(n_bins, max(len(triples) // 8, 1))
         out = []
         for k in range(n_bins):
-            part = pairs[k * len(pairs) // n_bins : (k + 1) * len(pairs) // n_bins]
-            gain = estimate([after - before for before, after in part])
+            part = triples[k * len(triples) // n_bins : (k + 1) * len(triples) // n_bins]
+            gain = estimate([after - before for _, before, after in part])
             if gain is not None:
-                out.append((sum(before for before, _ in part) / len(part), gain))
+                out.append((sum(first for first, _, _ in part) / len(part), gain))
         return out
 
     def drawn(self, i: int, buckets: Sequence[str]) -> int:

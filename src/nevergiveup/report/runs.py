@@ -168,6 +168,7 @@ class Run:
     summary: dict[str, Any] | None = None
     buckets: dict[str, str] = field(default_factory=dict)
     initial: dict[str, float] = field(default_factory=dict)
+    """Pass rates that the buckets are from."""
     bucket_source: str = ""
     tally: Tally = field(default_factory=Tally)
     no_contrast: Counter[str] = field(default_factory=Counter)
@@ -284,7 +285,7 @@ def _read_buckets(run: Run) -> None:
     row = _object(path) or _checkpoint(run)
     if row is None:
         return
-    buckets, rates = row.get("buckets"), row.get("rates", {})
+    buckets, rates = row.get("buckets"), row.get("rates", row.get("initial_rates", {}))
     if not isinstance(buckets, dict) or not isinstance(rates, dict):
         raise ValueError(f'{path}: "buckets" and "rates" must be objects from prompt id to bucket and to pass rate')
     unknown = next((name for name in buckets.values() if name not in BUCKETS), None)

@@ -453,8 +453,8 @@ def _verdicts(c: Comparison) -> Iterator[Block]:
         _texture_legend(OUTCOMES, used),
     )
     for run in runs:
-        said = "; ".join(run.tally.in_words())
-        yield Prose(f"{run.label}: {said}.")
+        for sentence in run.tally.in_words():
+            yield Prose(f"{run.label}: {sentence}.")
 
 
 # -------------------------------------------------------------------------- retries and give-ups
