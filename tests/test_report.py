@@ -22,12 +22,14 @@ from nevergiveup.report import page
 from nevergiveup.report.charts import Axis, Line, Lines, count_axis, difference_axis, svg
 from nevergiveup.report.compare import Comparison, bootstrap, headline
 from nevergiveup.report.glossary import GLOSSARY
-from nevergiveup.report.runs import MOST_TEXT, NO_CONTRAST, Round, Run, Sampled, read_run
+from nevergiveup.report.runs import MOST_TEXT, N_BINS, NO_CONTRAST, Round, Run, Sampled, Timeline, read_run
 from nevergiveup.strategies import FixedK
 from report_runs import write_run
 
 BAD = "</script><script>window.hacked = 1; alert(1)</script><img src=x onerror='window.hacked=1'>\u2028&\"'"
 """What a completion, an id or a reason may hold."""
+
+BAD_NAME = '<img src=x onerror="window.hacked=1">&'
 
 VOID = {"meta", "link", "input", "img", "br"}
 
@@ -86,8 +88,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("runs")
     write_run(root / "fixed", FixedK(k=4))
     write_run(root / "ngu")
-    write_run(root / "bad", n_completions=2000, rename={"p5": BAD, "p7": f"seven {BAD}"}, text=BAD, reason=BAD)
-    return {path.name: path for path in root.iterdir()}
+    write_run(root / BAD_NAME, n_completions=2000, rename={"p5": BAD, "p7": f"seven {BAD}"}, text=BAD, reason=BAD)
+    return {"fixed": root / "fixed", "ngu": root / "ngu", "bad": root / BAD_NAME}
 
 
 @pytest.fixture(scope="session")
@@ -166,16 +168,33 @@ def test_pass_rates_and_leads_are_those_of_the_evaluations(folders):
 def test_curves_over_time_add_up_to_the_totals(folders):
     for name in ("fixed", "ngu"):
         run = read_run(folders[name])
-        assert 24 <= len(run.bins) <= 49
-        assert run.bins[0].start == 0
+        assert N_BINS / 2 <= len(run.bins) <= N_BINS + 1
         assert run.bins[-1].end == run.drawn == summary_of(folders[name])["completions"]
-        assert all(a.end == b.start for a, b in zip(run.bins, run.bins[1:], strict=False))
         whole = sum((bin.counts for bin in run.bins), Counter())
         assert whole["varied"] == run.tally.varied
         assert whole["all_wrong"] == run.tally.all_wrong
         for bucket in (*BUCKETS, "all"):
             for fate, n in run.tally.completions[bucket].items():
                 assert whole[f"completions/{bucket}/{fate}"] == n
+
+
+@given(st.lists(st.integers(0, 50), max_size=400))
+def test_bins_hold_everything_once_and_are_not_too_many(sizes):
+    """Merged in twos as they become too many; what is left over joins the last one, or stands alone."""
+    run = Run(Path())
+    timeline = Timeline(run)
+    drawn = 0
+    for n in sizes:
+        drawn += n
+        run.tally.varied += 1
+        timeline.reached(drawn)
+    bins = timeline.bins(drawn)
+    assert sum(bin.counts["varied"] for bin in bins) == len(sizes)
+    assert len(bins) <= N_BINS + 1
+    edges = [bin.start for bin in bins] + [bin.end for bin in bins[-1:]]
+    assert edges == sorted(edges)
+    assert edges[:1] + edges[-1:] == ([0, drawn] if sizes else [])
+    assert all(a.end == b.start for a, b in zip(bins, bins[1:], strict=False))
 
 
 def test_completions_that_could_teach_are_counted_from_the_rewards_of_their_groups(folders):
@@ -413,7 +432,10 @@ def test_what_a_run_holds_is_text_and_never_markup(folders, short):
     assert html.tags["script"] == plain.tags["script"] == 2
     assert html.tags["img"] == 0
     assert not [value for name, value in html.attributes if name.startswith("on")]
-    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    assert html.text.count(BAD_NAME) > 5
+    data = text.split('id="data">')[1].split("</script>")[0]
+    assert "<" not in data
+    data = json.loads(data)
     assert any(prompt["id"] == BAD for prompt in data["runs"][0]["prompts"])
     assert BAD in data["words"]
     assert BAD in {row["prompt"] for row in html.table("prompt", "times given up")}

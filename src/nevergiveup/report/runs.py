@@ -297,7 +297,7 @@ def _read_buckets(run: Run) -> None:
 # -------------------------------------------------------------------------- events
 
 
-class _Timeline:
+class Timeline:
     """What a tally counted over completions drawn, in bins that are merged in twos when they are too many."""
 
     def __init__(self, run: Run) -> None:
@@ -351,7 +351,7 @@ def _counts(run: Run) -> Counter[str]:
 
 def _read_events(run: Run) -> None:
     tally = run.tally = Tally(run.buckets)
-    timeline = _Timeline(run)
+    timeline = Timeline(run)
     spans: dict[tuple[str, int], tuple[Exact, Exact]] = {}  # of open chains: lowest and highest reward
     drawn, last_t = 0, 0.0
     path = run.folder / EVENTS
