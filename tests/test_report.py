@@ -7,6 +7,7 @@ import re
 import shutil
 from collections import Counter
 from html.parser import HTMLParser
+from itertools import pairwise
 from math import sqrt
 from pathlib import Path
 from random import Random
@@ -194,7 +195,7 @@ def test_bins_hold_everything_once_and_are_not_too_many(sizes):
     edges = [bin.start for bin in bins] + [bin.end for bin in bins[-1:]]
     assert edges == sorted(edges)
     assert edges[:1] + edges[-1:] == ([0, drawn] if sizes else [])
-    assert all(a.end == b.start for a, b in zip(bins, bins[1:], strict=False))
+    assert all(a.end == b.start for a, b in pairwise(bins))
 
 
 def test_completions_that_could_teach_are_counted_from_the_rewards_of_their_groups(folders):
