@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nevergiveup.evaluate import BUCKETS
@@ -179,6 +179,8 @@ def test_curves_over_time_add_up_to_the_totals(folders):
                 assert whole[f"completions/{bucket}/{fate}"] == n
 
 
+@example([1, 0])
+@example([9] * 200 + [1])
 @given(st.lists(st.integers(0, 50), max_size=400))
 def test_bins_hold_everything_once_and_are_not_too_many(sizes):
     """Merged in twos as they become too many; what is left over joins the last one, or stands alone."""
@@ -425,8 +427,8 @@ def test_page_is_well_formed_and_needs_nothing_from_elsewhere(short):
 
 
 def test_what_a_run_holds_is_text_and_never_markup(folders, short):
-    plain = parsed(short / "ngu")
-    text = page.to_html(page.build(page.read_runs([folders["bad"]])))
+    plain = parsed(short / "ngu", short / "fixed")
+    text = page.to_html(page.build(page.read_runs([folders["bad"], folders["fixed"]])))
     html = Parsed(text)
     assert html.wrong == []
     assert html.open == []
