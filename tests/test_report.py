@@ -721,6 +721,22 @@ def test_browser_of_texts_finds_prompts_and_shows_what_they_got(chromium, writte
 
 
 @pytest.mark.slow
+def test_long_texts_open_on_demand(chromium, tmp_path):
+    write_run(tmp_path / "run", n_completions=64, text="a long chain of thought, " * 100)
+    assert page.main([str(tmp_path / "run")]) == 0
+    tab, errors = opened(chromium, tmp_path / "run" / "report.html", 360, "light")
+    text, more = tab.locator(".try pre").first, tab.locator(".try .more").first
+    low = text.bounding_box()["height"]
+    more.click()
+    assert more.inner_text() == "show less"
+    assert text.bounding_box()["height"] > 3 * low
+    more.click()
+    assert text.bounding_box()["height"] == low
+    assert errors == []
+    tab.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 1280])
 def test_words_are_explained_where_they_stand(chromium, written, width):
     tab, errors = opened(chromium, written, width, "dark")

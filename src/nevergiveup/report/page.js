@@ -78,6 +78,7 @@
   // The browser of texts.
   if (!find("browser-list")) return;
   const MOST = 150;
+  const LONG = 320;  // characters that are shown at once
   const number = (x) => (x === null ? "–" : String(Math.round(x * 1000) / 1000).replace("-", "−"));
   const several = data.runs.length > 1;
   const prompts = data.runs.flatMap((run, i) => run.prompts.map((prompt) => ({ ...prompt, run: i })));
@@ -122,7 +123,16 @@
     const box = make("div", "try");
     const kind = reward === null ? "silent" : reward >= 1 ? "right" : "wrong";
     box.append(make("div", `reward ${kind}`, (reward === null ? "no verdict" : number(reward)) + (n > 1 ? `  × ${n}` : "")));
-    box.append(make("pre", "mono", data.words[text] || "(empty)"));
+    const whole = make("pre", "mono", data.words[text] || "(empty)");
+    box.append(whole);
+    if (data.words[text].length > LONG) {
+      whole.classList.add("long-text");
+      const more = make("button", "more", "show all");
+      more.addEventListener("click", () => {
+        more.textContent = whole.classList.toggle("long-text") ? "show all" : "show less";
+      });
+      box.append(more);
+    }
     const facts = [];
     if (data.words[reason]) facts.push(data.words[reason]);
     facts.push(version === null ? "version unknown" : `version ${version}`);
