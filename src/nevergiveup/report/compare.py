@@ -239,7 +239,7 @@ def _lead_in_words(c: Comparison, lead: Estimate) -> str:
     if lead.interval:
         return (
             f"The difference is {points(lead.mean)} percentage points (95 % interval {span(lead.interval)}) "
-            f"over {prompts}, after {c.budget:,} completions each."
+            f"over {prompts}, after {'' if c.has_equal_budgets else 'about '}{c.budget:,} completions each."
         )
     return (
         f"The difference is {points(lead.mean)} percentage points over {prompts}; how sure that is cannot be said, because "
