@@ -1,4 +1,4 @@
-"""Pictures of runs, as PNG files. Layer 3; matplotlib without a display."""
+"""Pictures of runs, and the charts of a report, as PNG files. Layer 3; matplotlib without a display."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from typing import Any
 import matplotlib
 import numpy as np
 
+from nevergiveup.report.charts import Areas, Axis, Chart, Columns, Figure, Lines, Rows, Texture
+
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 COLOURS = ("#6b7280", "#d9480f", "#1971c2", "#2b8a3e", "#862e9c")
 """One a run, in the order given: the baseline is grey."""
@@ -80,3 +84,110 @@ def _spent(axis: Any, groups: Mapping[str, Sequence[Curve]], buckets: Sequence[s
     axis.set_title("completions spent, %", fontsize=10)
     axis.tick_params(axis="y", labelsize=8)
     axis.grid(axis="y", alpha=0.25)
+
+
+# -------------------------------------------------------------------------- the charts of a report
+
+RUN_COLOURS = ("#0072b2", "#c84e00", "#00875f", "#a8518a", "#8a6d00", "#3a86b8", "#5b5b5b", "#7a3b1d")
+"""Those of the page."""
+_DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (1, 3)), (0, (6, 3)), (0, (3, 2, 1, 2)), (0, (5, 1, 1, 1)))
+_ALPHA: Mapping[Texture, float] = {"solid": 1.0, "mid": 0.55, "pale": 0.26, "faint": 0.1, "none": 0.0}
+_HATCHES: Mapping[Texture, str] = {"hatch": "////", "dots": "...."}
+
+
+def draw(figure: Figure, labels: Sequence[str], path: Path) -> None:
+    """A figure of a report as a PNG file. labels: names of the runs, by number."""
+    n_columns = min(len(figure.charts), 3)
+    n_rows = -(-len(figure.charts) // n_columns)
+    canvas, axes = plt.subplots(
+        n_rows, n_columns, figsize=(4.4 * n_columns, 3.0 * n_rows + 0.7), layout="constrained", squeeze=False
+    )
+    places = list(axes.flat)
+    for axis, chart in zip(places, figure.charts, strict=False):
+        _draw(axis, chart)
+    for axis in places[len(figure.charts) :]:
+        axis.set_axis_off()
+    keys = [
+        Line2D([], [], color=RUN_COLOURS[run], linestyle=_DASHES[run], linewidth=2, marker="o", markersize=4)
+        if run is not None
+        else Rectangle((0, 0), 1, 1, **_filled("#333333", texture))
+        for _, run, texture in figure.legend
+    ]
+    canvas.legend(
+        keys, [name for name, _, _ in figure.legend], loc="outside upper left", ncols=4, fontsize=8, frameon=False
+    )
+    canvas.savefig(path, dpi=130)
+    plt.close(canvas)
+
+
+def _filled(colour: str, texture: Texture) -> dict[str, Any]:
+    """How matplotlib fills a shape with a texture."""
+    if texture == "grey":
+        return {"facecolor": "#8a8d93", "edgecolor": "none"}
+    if texture in _HATCHES:
+        return {"facecolor": "none", "edgecolor": colour, "hatch": _HATCHES[texture], "linewidth": 0.0}
+    outline = colour if texture == "none" else "none"
+    return {"facecolor": (colour, _ALPHA[texture]), "edgecolor": outline, "linewidth": 0.6}
+
+
+def _draw(axis: Any, chart: Chart) -> None:
+    axis.set_title(chart.title, fontsize=10, loc="left")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(labelsize=8)
+    axis.grid(alpha=0.25, axis="x" if isinstance(chart, Rows) else "y")
+    axis.set_axisbelow(True)
+    match chart:
+        case Lines():
+            for line in chart.lines:
+                colour = "#8a8d93" if line.run is None else RUN_COLOURS[line.run]
+                style = "--" if line.run is None else _DASHES[line.run]
+                mark = "o" if line.has_marks else None
+                if line.points:
+                    axis.plot(*zip(*line.points, strict=True), color=colour, linestyle=style, marker=mark, markersize=3)
+                for x, low, high in line.intervals:
+                    axis.plot([x, x], [low, high], color=colour, linewidth=1, alpha=0.6)
+            _scale(axis, chart.x, chart.y)
+        case Areas():
+            floors = np.zeros(len(chart.edges) - 1)
+            for _, texture, shares in chart.bands:
+                tops = floors + np.asarray(shares)
+                fill = _filled(RUN_COLOURS[chart.run], texture)
+                axis.fill_between(chart.edges, [*floors, *floors[-1:]], [*tops, *tops[-1:]], step="post", **fill)
+                floors = tops
+            ticks = [(k / 4, f"{25 * k} %") for k in range(5)]
+            _scale(axis, chart.x, Axis(0, 1, ticks, chart.y_label))
+        case Columns():
+            n = len(chart.columns)
+            for k, column in enumerate(chart.columns):
+                places = [i + (k - (n - 1) / 2) * 0.8 / n for i in range(len(chart.categories))]
+                heights = [value or 0.0 for value in column.values]
+                axis.bar(places, heights, 0.72 / n, **_filled(RUN_COLOURS[column.run], column.texture))
+                for x, interval in zip(places, column.intervals, strict=False):
+                    if interval:
+                        axis.plot([x, x], interval, color="#222222", linewidth=1)
+            every = max(1, -(-len(chart.categories) // 13))
+            ticks = [(float(i), words) for i, words in enumerate(chart.categories)][::every]
+            _scale(axis, Axis(-0.6, len(chart.categories) - 0.4, ticks, chart.x_label), chart.y)
+            if chart.is_log:
+                axis.set_yscale("log")
+                axis.set_ylim(0.5, chart.y.high)
+                axis.set_yticks([value for value, _ in chart.y.ticks], [words for _, words in chart.y.ticks])
+        case Rows():
+            for i, (_, pieces) in enumerate(chart.rows):
+                start = 0.0
+                for _, texture, count in pieces:
+                    axis.barh(i, count, 0.6, left=start, **_filled(RUN_COLOURS[chart.run], texture))
+                    start += count
+            ticks = [(float(i), label) for i, (label, _) in enumerate(chart.rows)]
+            _scale(axis, chart.x, Axis(len(chart.rows) - 0.4, -0.6, ticks, ""))
+
+
+def _scale(axis: Any, x: Axis, y: Axis) -> None:
+    if x.root:
+        axis.set_xscale("function", functions=(lambda v: np.sqrt(np.clip(v, 0, None)), np.square))
+    axis.set_xlim(x.low, x.high)
+    axis.set_ylim(y.low, y.high)
+    axis.set_xticks([value for value, _ in x.ticks], [words for _, words in x.ticks])
+    axis.set_yticks([value for value, _ in y.ticks], [words for _, words in y.ticks])
+    axis.set_xlabel(x.label, fontsize=8)
+    axis.set_ylabel(y.label, fontsize=8)
