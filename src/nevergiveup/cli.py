@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
+MODULES = {"report": "nevergiveup.report.page", "simulate": "nevergiveup.simulate"}
+"""Commands in modules of their own: `main(words)` returns the exit status, and may raise ValueError for bad input."""
+
 LEFT_BEHIND = {"config.json", ".lock", "start", "buckets.json", "rates.jsonl", "trackers"}
 
 TRAIN_PACKAGES = (
@@ -59,14 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["train"]:
         return _train(words[1:])
-    if words[:1] == ["simulate"]:
-        return _command("nevergiveup.simulate", words[1:])
+    if words[:1] and words[0] in MODULES:
+        return _command(MODULES[words[0]], words[1:])
     parser = argparse.ArgumentParser(
         prog="ngu", description="Reinforcement learning of language models that spends samples where they teach most."
     )
     parser.add_argument("--version", action="version", version=f"nevergiveup {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a model: ngu train RECIPE (`ngu train --help` lists every setting)")
+    commands.add_parser("report", help="one page on one or more runs: which was better on hard prompts, and why")
     commands.add_parser("simulate", help="what a strategy would do to your data and your cluster, without any model")
     commands.add_parser("recipes", help="list the recipes, and the result to expect of each")
     fetch = commands.add_parser("fetch", help="get a small model that needs no model hub")
@@ -117,7 +121,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(module: str, words: list[str]) -> int:
-    """A command that lives in a module of its own, as `main(words)`."""
     try:
         return int(import_module(module).main(words))
     except ValueError as error:

@@ -73,7 +73,7 @@ OUTCOMES: Sequence[tuple[str, str, Texture]] = (
     ("no_verdict", "no verdict", "grey"),
 )
 SHADES: Mapping[str, Texture] = {"extra_hard": "solid", "hard": "mid", "medium": "pale", "easy": "faint"}
-"""Of buckets, where they are stacked: the harder the darker."""
+"""Of buckets, where they are stacked: the harder, the stronger the colour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +400,8 @@ def _spent(c: Comparison) -> Iterator[Block]:
         kinds = [(name, words(name), SHADES[name]) for name in reversed(buckets) if name != UNPLACED]
         yield Figure(
             "drawn-over-time",
-            "A slice shows for which prompts completions were drawn around then, as shares: the darker, the harder.",
+            "A slice shows for which prompts completions were drawn around then, as shares: the stronger the "
+            "colour, the harder.",
             [
                 _stacked(run, i, runs, kinds, lambda bin, key: bin.counts[f"completions/{key}/drawn"], "share of drawn")
                 for i, run in enumerate(runs)
