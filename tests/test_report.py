@@ -17,11 +17,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nevergiveup.evaluate import BUCKETS
+from nevergiveup.evaluate import BUCKETS, bootstrap_interval
 from nevergiveup.events import EventWriter, Judged, Trained, read_events
 from nevergiveup.report import page
 from nevergiveup.report.charts import Axis, Line, Lines, count_axis, difference_axis, svg
-from nevergiveup.report.compare import Comparison, bootstrap, headline
+from nevergiveup.report.compare import Comparison, headline
 from nevergiveup.report.glossary import GLOSSARY
 from nevergiveup.report.runs import MOST_TEXT, N_BINS, NO_CONTRAST, Round, Run, Sampled, Timeline, read_run
 from nevergiveup.strategies import FixedK
@@ -316,7 +316,7 @@ def test_interval_is_that_of_the_normal_approximation_for_many_prompts():
     values = [rng.gauss(0.2, 0.5) for _ in range(400)]
     mean = sum(values) / 400
     half = 1.96 * sqrt(sum((v - mean) ** 2 for v in values) / 400) / sqrt(400)
-    low, high = bootstrap(values)
+    low, high = bootstrap_interval(values)
     assert low == pytest.approx(mean - half, abs=0.1 * half)
     assert high == pytest.approx(mean + half, abs=0.1 * half)
 
@@ -324,7 +324,7 @@ def test_interval_is_that_of_the_normal_approximation_for_many_prompts():
 @given(st.floats(-1, 1), st.integers(2, 50))
 def test_a_shift_that_all_prompts_share_is_certain(shift, n):
     """Paired: how much prompts differ from each other is no uncertainty of a difference."""
-    low, high = bootstrap([shift] * n)
+    low, high = bootstrap_interval([shift] * n)
     assert low == pytest.approx(shift)
     assert high == pytest.approx(shift)
 

@@ -12,6 +12,7 @@ import pytest
 
 from nevergiveup.cli import BAD_INPUT
 from nevergiveup.cli import main as ngu
+from nevergiveup.evaluate import PROBE_FORMAT
 from nevergiveup.events import read_events
 from nevergiveup.simulate import (
     Cluster,
@@ -248,7 +249,7 @@ def test_a_scheduler_can_serve_large_clusters() -> None:
 
 def probe(path: Path) -> Path:
     rows = {f"q{i}": {"n": 32, "right": (0, 4, 16, 32)[i % 4], "tokens": 100.0 * (i % 4 + 1)} for i in range(40)}
-    path.write_text(json.dumps({"prompts": rows}))
+    path.write_text(json.dumps({"format": PROBE_FORMAT, "prompts": rows}))
     return path
 
 

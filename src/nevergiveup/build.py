@@ -13,6 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nevergiveup.config import model_context, model_vocabulary
+from nevergiveup.evaluate import read_probe
 from nevergiveup.fetch import FOLDER, cache_folder
 from nevergiveup.grading.pool import GraderPool, check_canaries
 from nevergiveup.loop import TaskGrader, reward_of
@@ -39,6 +40,7 @@ from nevergiveup.types import Check, Grade, Prompt, Unverified, completion_seeds
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from nevergiveup.engines.torch import TorchEngine
     from nevergiveup.learner.policy import TorchLearner
     from nevergiveup.tasks.manufactoria_tiny import ManufactoriaTiny
 
@@ -166,6 +168,7 @@ def check(settings: Settings) -> Task:
     """
     settings.check()
     check_trackers(settings.trackers)
+    probed_rates(settings)
     if isinstance(settings.task, TINY) and not settings.model.path:
         tiny = _tiny_task(settings)
         settings.check_context(tiny.context)
@@ -305,8 +308,6 @@ def _not_loaded(folder: Path | str, error: Exception) -> ValueError:
 def load_data(task: Task, settings: Settings, tokenizer: PreTrainedTokenizerBase, progress: Progress) -> Data:
     """Prompts of the run, encoded. What is too long for `task.max_prompt_tokens` or holds control tokens is left out, counted
     and told."""
-    from nevergiveup.encode import encode_prompts
-
     train = list(task.prompts("train"))
     heldout = list(task.prompts("heldout" if isinstance(task, Chains) else "test"))
     if settings.task.n_prompts is not None:
@@ -315,35 +316,63 @@ def load_data(task: Task, settings: Settings, tokenizer: PreTrainedTokenizerBase
     if n_heldout is not None:
         heldout = Random("eval").sample(heldout, min(n_heldout, len(heldout)))
     limit = settings.task.max_prompt_tokens
-    kept = {}
-    for name, prompts in (("training", train), ("evaluation", heldout)):
-        too_long: list[int] = []
-        controlled: list[tuple[str, str]] = []
+    return Data(
+        task,
+        encoded(train, tokenizer, limit, "training", progress),
+        encoded(heldout, tokenizer, limit, "evaluation", progress),
+    )
 
-        def drop(
-            prompt: Prompt,
-            n_tokens: int,
-            control: str,
-            too_long: list[int] = too_long,
-            controlled: list[tuple[str, str]] = controlled,
-        ) -> None:
-            if control:
-                controlled.append((prompt.id, control))
-            else:
-                too_long.append(n_tokens)
 
-        kept[name] = encode_prompts(prompts, tokenizer, max_prompt_tokens=limit, on_drop=drop)
-        if too_long:
-            progress(
-                f"{len(too_long)} {name} prompts are longer than task.max_prompt_tokens = {limit} and are left out "
-                f"(the longest has {max(too_long)})"
-            )
-        if controlled:
-            progress(
-                f"{len(controlled)} {name} prompts hold control tokens of the model in their text and are left out "
-                f"(the first is {controlled[0][0]}, with {controlled[0][1]})"
-            )
-    return Data(task, kept["training"], kept["evaluation"])
+def probed_rates(settings: Settings) -> dict[str, float]:
+    """Initial pass rates of the prompts in the files of eval.buckets. Raises ValueError for what is no such file."""
+    rates: dict[str, float] = {}
+    for name in filter(None, (part.strip() for part in settings.eval.buckets.split(","))):
+        rates |= {prompt_id: d.right / d.n for prompt_id, d in read_probe(Path(name)).items() if d.n}
+    return rates
+
+
+def encoded(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, limit: int, name: str, progress: Progress
+) -> list[Prompt]:
+    """The prompts that can be used, with tokens; what is left out is counted and told."""
+    from nevergiveup.encode import encode_prompts
+
+    too_long: list[int] = []
+    controlled: list[tuple[str, str]] = []
+
+    def drop(prompt: Prompt, n_tokens: int, control: str) -> None:
+        if control:
+            controlled.append((prompt.id, control))
+        else:
+            too_long.append(n_tokens)
+
+    kept = encode_prompts(prompts, tokenizer, max_prompt_tokens=limit, on_drop=drop)
+    if too_long:
+        progress(
+            f"{len(too_long)} {name} prompts are longer than task.max_prompt_tokens = {limit} and are left out "
+            f"(the longest has {max(too_long)})"
+        )
+    if controlled:
+        progress(
+            f"{len(controlled)} {name} prompts hold control tokens of the model in their text and are left out "
+            f"(the first is {controlled[0][0]}, with {controlled[0][1]})"
+        )
+    return kept
+
+
+def engine_of(
+    settings: Settings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, temperature: float
+) -> TorchEngine:
+    """An engine in this process, over a model that is loaded, for measuring."""
+    from nevergiveup.engines.torch import TorchEngine
+
+    return TorchEngine(
+        model,
+        tokenizer=None if isinstance(settings.task, TINY) else tokenizer,
+        temperature=temperature,
+        max_new_tokens=settings.sampling.max_new_tokens,
+        n_slots=settings.sampling.n_slots,
+    )
 
 
 def make_engine(
@@ -452,15 +481,7 @@ async def sampled_counts(
     """
     import asyncio
 
-    from nevergiveup.engines.torch import TorchEngine
-
-    engine = TorchEngine(
-        model,
-        tokenizer=None if isinstance(settings.task, TINY) else tokenizer,
-        temperature=settings.eval.temperature,
-        max_new_tokens=settings.sampling.max_new_tokens,
-        n_slots=settings.sampling.n_slots,
-    )
+    engine = engine_of(settings, model, tokenizer, settings.eval.temperature)
     seeds = completion_seeds(seed, len(data.heldout))
 
     async def count(prompt: Prompt, prompt_seed: int) -> tuple[int, int]:

@@ -31,8 +31,13 @@ if TYPE_CHECKING:
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
-MODULES = {"report": "nevergiveup.report.page", "simulate": "nevergiveup.simulate"}
-"""Commands in modules of their own: `main(words)` returns the exit status, and may raise ValueError for bad input."""
+MODULES = {
+    "eval": "nevergiveup.measure:eval_main",
+    "probe": "nevergiveup.measure:probe_main",
+    "report": "nevergiveup.report.page:main",
+    "simulate": "nevergiveup.simulate:main",
+}
+"""Commands in modules of their own: functions of the words that follow, which return the exit status or raise ValueError."""
 
 LEFT_BEHIND = {"config.json", ".lock", "start", "buckets.json", "rates.jsonl", "trackers"}
 
@@ -70,6 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"nevergiveup {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a model: ngu train RECIPE (`ngu train --help` lists every setting)")
+    commands.add_parser(
+        "eval", help="pass@k of a model on a task, with intervals, by difficulty: ngu eval MODEL -n 8 -k 1,8"
+    )
+    commands.add_parser("probe", help="what a model makes of a data set, before you spend: ngu probe MODEL -n 32")
     commands.add_parser("report", help="one page on one or more runs: which was better on hard prompts, and why")
     commands.add_parser("simulate", help="what a strategy would do to your data and your cluster, without any model")
     commands.add_parser("recipes", help="list the recipes, and the result to expect of each")
@@ -120,9 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _demo(options.seeds, options.out)
 
 
-def _command(module: str, words: list[str]) -> int:
+def _command(target: str, words: list[str]) -> int:
+    module, _, function = target.partition(":")
     try:
-        return int(import_module(module).main(words))
+        return int(getattr(import_module(module), function)(words))
     except ValueError as error:
         _complain(str(error))
         return BAD_INPUT

@@ -132,6 +132,11 @@ def resolve(recipe: str | None, toml: Path | None = None, flags: Sequence[str] =
     return _merge(base, [*layers, _read_flags(flags)])
 
 
+def changed(settings: Settings, flags: Sequence[str]) -> Settings:
+    """Settings with command-line words on top. Raises ConfigError."""
+    return _merge(settings, [_read_flags(flags)])
+
+
 def strategies_named(text: str) -> dict[str, AnyStrategy]:
     """Strategies of a list such as `fixed,ngu,ngu:p=0.75:k=8`, by what stands there. Raises ConfigError."""
     found: dict[str, AnyStrategy] = {}

@@ -124,6 +124,8 @@ class EvalSettings:
     """pass@k is reported for k = 1 and this k, at most n."""
     temperature: float = 1.0
     """Of the sampling in evaluation; 0 is greedy."""
+    buckets: str = ""
+    """File of `ngu probe` that tells how difficult prompts are; several, for training and held-out prompts, with commas."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nevergiveup.config import strategies_named
-from nevergiveup.evaluate import bucket_of
+from nevergiveup.evaluate import bucket_of, read_probe
 from nevergiveup.events import Event, EventWriter, Planned
 from nevergiveup.scheduler import RetryOrder, Scheduler
 from nevergiveup.strategies import Allocator, AnyStrategy, FixedK, NeverGiveUp
@@ -117,16 +117,10 @@ class Population:
 
         Raises ValueError for what is no such file.
         """
-        try:
-            probe = json.loads(path.read_text(encoding="utf-8"))
-            rows = list(probe["prompts"].values())
-            n_right = np.array([row["right"] for row in rows], dtype=float)
-            n_drawn = np.array([row["n"] for row in rows], dtype=float)
-            lengths = [float(row.get("tokens") or 1) for row in rows]
-        except OSError as error:
-            raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is no file of `ngu probe`: {error!r}") from error
+        rows = list(read_probe(path).values())
+        n_right = np.array([row.right for row in rows], dtype=float)
+        n_drawn = np.array([row.n for row in rows], dtype=float)
+        lengths = [row.tokens or 1.0 for row in rows]
         usable = np.flatnonzero(n_drawn > 0)
         if not usable.size:
             raise ValueError(f"{path} holds no prompt with a graded completion")

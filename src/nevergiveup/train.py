@@ -221,6 +221,12 @@ class _Run:
                 self.view.evaluated(row["split"], row["pass_rates"], row["step"])
         if not self.evaluations:
             (self.out / "rates.jsonl").write_text("")
+            if rates := build.probed_rates(settings):
+                ids = {prompt.id for prompt in (*self.data.train, *self.data.heldout)}
+                self._place({prompt_id: rate for prompt_id, rate in rates.items() if prompt_id in ids}, "probe")
+                self.view.note(
+                    f"{len(self.buckets)} of {len(ids)} prompts have a difficulty, from {settings.eval.buckets}"
+                )
             await self._evaluate(0)
         self.total.bucket_of = self.window.bucket_of = self.buckets
 
@@ -422,9 +428,9 @@ class _Run:
                     rates = build.exact_rates(self.model, task, prompts, temperature)
                 else:
                     rates = await asyncio.to_thread(build.exact_rates, self.model, task, prompts, temperature)
-                if first:
+                if first and not self.settings.eval.buckets:
                     self._place(rates, "exact")
-                self._evaluated(split, mean_by_bucket(rates, self.buckets), rates, None, step)
+                self._evaluated(split, self._by_bucket(rates), rates, None, step)
         else:
             sampling = build.sampled_counts(
                 self.settings, self.model, self.tokenizer, self.data, self.grader, self.settings.seed + step
@@ -441,7 +447,14 @@ class _Run:
                     self.view.note(
                         f"{n_short} prompts have fewer than {k} graded completions and are left out of pass@{k}"
                     )
-            self._evaluated("heldout", by_k, rates, self.settings.eval.n, step)
+            by_bucket = self._by_bucket(rates)
+            del by_bucket["all"]  # pass@1
+            self._evaluated("heldout", by_k | by_bucket, rates, self.settings.eval.n, step)
+
+    def _by_bucket(self, rates: dict[str, float]) -> dict[str, float]:
+        """Mean rates of the prompts in each bucket, and of all prompts, whether they have a bucket or not."""
+        placed = {prompt_id: rate for prompt_id, rate in rates.items() if prompt_id in self.buckets}
+        return mean_by_bucket(placed, self.buckets) | {"all": mean(rates.values())}
 
     def _place(self, rates: dict[str, float], source: str) -> None:
         """Puts prompts into difficulty buckets, which stay as they are from then on."""

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
 
-from nevergiveup.evaluate import BUCKETS
+from nevergiveup.evaluate import BUCKETS, bootstrap_interval
 from nevergiveup.metrics import ALL
 from nevergiveup.report.runs import NO_CONTRAST, Evaluation, Run
 
 HARD: tuple[str, ...] = ("hard", "extra_hard")
 """Hard prompts, together: solved by the policy at the start less than .3 of the time."""
-
-N_RESAMPLES = 1000
-MOST_DRAWS = 2_000_000
-"""Prompts times resamples: with very many prompts there are fewer resamples, 200 at least."""
 
 SAME_BUDGET = 0.05
 """Evaluations up to this share apart in completions count as made after equal numbers."""
@@ -40,19 +35,8 @@ class Estimate:
         return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
 
 
-def bootstrap(values: Sequence[float]) -> tuple[float, float] | None:
-    """95 % interval of the mean, by resampling; None for fewer than 2 values. Equal values give equal intervals."""
-    n = len(values)
-    if n < 2:
-        return None
-    n_resamples = max(min(N_RESAMPLES, MOST_DRAWS // n), 200)
-    rng = Random(0)
-    means = sorted(sum(rng.choices(values, k=n)) / n for _ in range(n_resamples))
-    return means[round(0.025 * (n_resamples - 1))], means[round(0.975 * (n_resamples - 1))]
-
-
 def estimate(values: Sequence[float]) -> Estimate | None:
-    return Estimate(sum(values) / len(values), len(values), bootstrap(values)) if values else None
+    return Estimate(sum(values) / len(values), len(values), bootstrap_interval(values)) if values else None
 
 
 class Comparison:
