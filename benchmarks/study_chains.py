@@ -20,17 +20,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from random import Random
 from statistics import mean
 
 from rich.console import Console
 
 from nevergiveup import build
+from nevergiveup.compare import groups_per_batch
 from nevergiveup.evaluate import BUCKETS, assign_buckets
 from nevergiveup.events import Judged, Trained, read_events
 from nevergiveup.recipes import RECIPES
 from nevergiveup.report.live import PlainView
-from nevergiveup.scheduler import Scheduler
 from nevergiveup.settings import BatchSettings, EvalSettings, Settings
 from nevergiveup.strategies import (
     AnyStrategy,
@@ -47,7 +46,7 @@ from nevergiveup.strategies import (
 )
 from nevergiveup.tasks.chains import Chains
 from nevergiveup.train import train
-from nevergiveup.types import Attempt, Prompt
+from nevergiveup.types import Prompt
 
 COMPLETIONS_PER_STEP = 256
 N_STEPS = 320
@@ -116,7 +115,9 @@ def base(seed: int) -> Settings:
 
 def settings_of(arm: Arm, seed: int, start: Path, rates: dict[str, float]) -> Settings:
     plain = base(seed)
-    n_groups = groups_per_batch(ARMS[arm.like].strategy if arm.like else arm.strategy, seed, rates)
+    n_groups = groups_per_batch(
+        ARMS[arm.like].strategy if arm.like else arm.strategy, rates, seed, COMPLETIONS_PER_STEP
+    )
     first = arm.strategy.open(Prompt("")) or 8
     trains_all = n_groups * first >= COMPLETIONS_PER_STEP
     # Who trains on every group needs no more open groups than two batches; who filters needs enough to keep the engine full.
@@ -128,27 +129,6 @@ def settings_of(arm: Arm, seed: int, start: Path, rates: dict[str, float]) -> Se
         strategy=arm.strategy,
         batch=BatchSettings(n_groups=n_groups, max_pending=max_pending, retry_order="front"),
     )
-
-
-def groups_per_batch(strategy: AnyStrategy, seed: int, rates: dict[str, float]) -> int:
-    """As many groups as COMPLETIONS_PER_STEP completions buy at the start: the strategy's own scheduler on the initial pass
-    rates, without learning, for two passes over the data (the first, in which some only get to know the prompts, is left out).
-    """
-    prompts = [Prompt(name) for name in rates]
-    scheduler = Scheduler(strategy, prompts, n_groups=64, max_pending=128, max_epochs=2, seed=seed)
-    rng = Random(seed)
-    n_trained, seen = 0, (0, 0)
-    while scheduler.finished is None:
-        if scheduler.epoch == 0:
-            seen = (scheduler.ledger.drawn, n_trained + scheduler.n_ready)
-        while (request := scheduler.next()) is not None:
-            rate = rates[request.prompt.id]
-            scheduler.deliver(request.id, [Attempt(int(rng.random() < rate), 0) for _ in range(request.n)])
-        if (batch := scheduler.take()) is not None:
-            n_trained += len(batch.groups)
-            scheduler.publish(0)
-    drawn, trained = scheduler.ledger.drawn - seen[0], n_trained - seen[1]
-    return max(1, round(COMPLETIONS_PER_STEP * trained / drawn))
 
 
 def warm_start(seed: int, folder: Path) -> None:

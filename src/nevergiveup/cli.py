@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 MODULES = {
+    "compare": "nevergiveup.compare:main",
     "eval": "nevergiveup.measure:eval_main",
     "probe": "nevergiveup.measure:probe_main",
     "report": "nevergiveup.report.page:main",
@@ -79,6 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "eval", help="pass@k of a model on a task, with intervals, by difficulty: ngu eval MODEL -n 8 -k 1,8"
     )
     commands.add_parser("probe", help="what a model makes of a data set, before you spend: ngu probe MODEL -n 32")
+    commands.add_parser(
+        "compare", help="strategies side by side: same start, same number of completions, several seeds"
+    )
     commands.add_parser("report", help="one page on one or more runs: which was better on hard prompts, and why")
     commands.add_parser("simulate", help="what a strategy would do to your data and your cluster, without any model")
     commands.add_parser("recipes", help="list the recipes, and the result to expect of each")

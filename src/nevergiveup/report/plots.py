@@ -17,7 +17,9 @@ import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-COLOURS = ("#6b7280", "#d9480f", "#1971c2", "#2b8a3e", "#862e9c")
+COLOURS = (
+    "#6b7280", "#d9480f", "#1971c2", "#2b8a3e", "#862e9c", "#e6a700", "#0b7285", "#c2255c", "#5c940d", "#4c2f00",
+)  # fmt: skip
 """One a run, in the order given: the baseline is grey."""
 
 TITLES = {
