@@ -89,6 +89,7 @@ def test_a_comparison_goes_on_where_it_was_stopped_and_probes_where_rates_are_no
     assert Path("c/seed-0/probe-train.json").exists()
     buckets = json.loads(Path("c/seed-0/ngu-p=0.9/buckets.json").read_text())
     assert buckets["source"] == "probe"
+    assert len(buckets["buckets"]) == 80  # the very prompts that are trained and evaluated on
     before = {path: path.stat().st_mtime_ns for path in Path("c/seed-0").rglob("events.jsonl")}
     shutil.rmtree("c/seed-0/fixed")
     assert ngu(words) == 0  # what is there is not run again
@@ -108,6 +109,7 @@ def test_a_comparison_goes_on_where_it_was_stopped_and_probes_where_rates_are_no
         (["demo", "--seeds", "0"], "--seeds 0 must be at least 1"),
         (["demo", "--budget", "2"], "max_completions = 2 is below"),
         (["gsm8k-smollm2", "--model.path", "nowhere/at/all"], "needs a budget"),
+        (["demo", "--eval.n-prompts", "0"], "needs held-out prompts: give --eval.n-prompts"),
     ],
 )
 def test_bad_input_is_one_sentence(words, message, capsys, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from nevergiveup.cli import BAD_INPUT
 from nevergiveup.cli import main as ngu
 from nevergiveup.evaluate import PROBE_FORMAT
-from nevergiveup.events import read_events
+from nevergiveup.events import Judged, Trained, read_events
 from nevergiveup.simulate import (
     Cluster,
     Kind,
@@ -113,6 +113,28 @@ def test_asking_again_makes_no_success_cheaper(rho: float) -> None:
     m = 1 - a - z
     found = runs(NeverGiveUp(k=k, p=rho, window=None), [Kind("all", 1, p, tokens_sd=0)], 400)
     agrees([1 / r.per_trained_group for r in found], m / k, 1e-6)
+
+
+def test_baselines_are_biased_and_pooled_rates_are_not() -> None:
+    """2.7 (exact: .05925 and .02219): over all chains right ones / completions is p; over trained chains it is more."""
+    n_right = n_tried = 0
+    trained: list[tuple[int, int]] = []
+
+    def keep(t: float, event: object) -> None:
+        nonlocal n_right, n_tried
+        if isinstance(event, Judged):
+            n_right += sum(map(int, event.rewards))
+            n_tried += len(event.rewards)
+        elif isinstance(event, Trained):
+            trained.append((int(event.total), event.tried))
+
+    population = Population.of_mix([Kind("all", 1, 0.01, tokens_sd=0)], 3000)
+    simulate(NeverGiveUp(k=4, p=0.95, window=None), population, FAST, Plan(n_groups=16, epochs=1), keep)
+    assert n_right / n_tried == pytest.approx(0.01, abs=4 * sqrt(0.01 * 0.99 / n_tried))
+    means = [right / tried for right, tried in trained]
+    assert mean(means) == pytest.approx(0.05925, abs=4 * stdev(means) / sqrt(len(means)))
+    pooled = sum(right for right, _ in trained) / sum(tried for _, tried in trained)
+    assert pooled == pytest.approx(0.02219, rel=0.1)
 
 
 # ----------------------------------------------------------------------------------- a stream of prompts (section 3)

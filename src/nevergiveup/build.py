@@ -48,6 +48,9 @@ Progress = Callable[[str], None]
 
 MOST_LISTED = 10
 
+TRAIN_CHOICE, EVAL_CHOICE = "n_prompts", "eval"
+"""Seeds of the choice of training and of held-out prompts, the same in every run."""
+
 PRELOAD = {
     "math": ("math_verify",),
     "own": ("math_verify",),
@@ -311,10 +314,10 @@ def load_data(task: Task, settings: Settings, tokenizer: PreTrainedTokenizerBase
     train = list(task.prompts("train"))
     heldout = list(task.prompts("heldout" if isinstance(task, Chains) else "test"))
     if settings.task.n_prompts is not None:
-        train = Random("n_prompts").sample(train, min(settings.task.n_prompts, len(train)))
+        train = Random(TRAIN_CHOICE).sample(train, min(settings.task.n_prompts, len(train)))
     n_heldout = settings.eval.n_prompts
     if n_heldout is not None:
-        heldout = Random("eval").sample(heldout, min(n_heldout, len(heldout)))
+        heldout = Random(EVAL_CHOICE).sample(heldout, min(n_heldout, len(heldout)))
     limit = settings.task.max_prompt_tokens
     return Data(
         task,

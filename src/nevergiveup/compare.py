@@ -99,6 +99,8 @@ def compare(
     """
     if base.max_completions is None:
         raise ValueError("a comparison needs a budget: give --budget, the completions that each run may draw")
+    if base.eval.n_prompts == 0:
+        raise ValueError("a comparison needs held-out prompts: give --eval.n-prompts, how many of them")
     if len(arms) < 2 or len({arm.folder for arm in arms}) < len(arms):
         raise ValueError("a comparison needs at least two strategies that differ")
     per_seed: dict[str, dict[str, Any]] = {}
@@ -138,14 +140,15 @@ def _prepare(settings: Settings, folder: Path, console: Console, probe_n: int) -
         return settings, build.exact_rates(model, task, task.prompts("train"), settings.sampling.temperature)
     if not settings.eval.buckets:
         files = []
-        for split in ("train", "test"):
+        choices = {"train": build.TRAIN_CHOICE, "test": build.EVAL_CHOICE}
+        for split, choice in choices.items():
             if task.prompts(split):
                 console.print(
                     f"Seed {settings.seed}: probing the {split} prompts, {probe_n} completions each", highlight=False
                 )
                 file = folder / f"probe-{split}.json"
                 limit = settings.task.n_prompts if split == "train" else settings.eval.n_prompts
-                asked = Asked(settings, "probe", split, limit, probe_n, settings.sampling.temperature)
+                asked = Asked(settings, "probe", split, limit, probe_n, settings.sampling.temperature, choice)
                 probe(asked, file.with_suffix(".jsonl"), file, note)
                 files.append(str(file))
         settings = replace(settings, eval=replace(settings.eval, buckets=",".join(files)))

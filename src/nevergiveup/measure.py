@@ -59,7 +59,8 @@ Purpose = Literal["eval", "probe"]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is drawn: n completions each of so many prompts (None: all) of a split. settings: with the model in model.path."""
+    """What is drawn: n completions each of so many prompts (None: all) of a split. settings: with the model in model.path.
+    chosen_by: names the choice of prompts; build.TRAIN_CHOICE and EVAL_CHOICE are those of a run."""
 
     settings: Settings
     purpose: Purpose
@@ -67,6 +68,7 @@ class Asked:
     n_prompts: int | None
     n: int
     temperature: float
+    chosen_by: str = "prompts"
 
     def check(self) -> None:
         if self.n < 1:
@@ -92,6 +94,7 @@ class Asked:
             "max_new_tokens": self.settings.sampling.max_new_tokens,
             "seed": self.settings.seed,
             "purpose": self.purpose,
+            "chosen_by": self.chosen_by,
         }
 
 
@@ -191,7 +194,7 @@ def _prompts(asked: Asked, task: Any, tokenizer: Any, note: Callable[[str], None
             f"the task {asked.settings.task.name} has no prompts in its split {asked.split!r}: choose another --split"
         )
     if asked.n_prompts is not None:
-        prompts = Random("prompts").sample(prompts, min(asked.n_prompts, len(prompts)))
+        prompts = Random(asked.chosen_by).sample(prompts, min(asked.n_prompts, len(prompts)))
     return build.encoded(prompts, tokenizer, asked.settings.task.max_prompt_tokens, asked.split, note)
 
 
@@ -416,7 +419,7 @@ def probe(
     """Draws, and writes the probe file at `out`."""
     prompts, rows = draw(asked, samples, note)
     drawn = {prompt_id: drawn_of(found) for prompt_id, found in rows.items()}
-    header = {key: value for key, value in asked.header().items() if key not in ("format", "purpose")}
+    header = {key: value for key, value in asked.header().items() if key not in ("format", "purpose", "chosen_by")}
     write_json(
         out,
         {
