@@ -107,6 +107,7 @@ def test_a_comparison_goes_on_where_it_was_stopped_and_probes_where_rates_are_no
         (["demo", "--strategies", "ngu"], "at least two strategies"),
         (["demo", "--strategies", "ngu,nug"], "did you mean ngu?"),
         (["demo", "--seeds", "0"], "--seeds 0 must be at least 1"),
+        (["--task", "gsm8k", "--budget", "100"], "model.path is empty"),
         (["demo", "--budget", "2"], "max_completions = 2 is below"),
         (["gsm8k-smollm2", "--model.path", "nowhere/at/all"], "needs a budget"),
         (["demo", "--eval.n-prompts", "0"], "needs held-out prompts: give --eval.n-prompts"),

@@ -322,6 +322,7 @@ def test_seeds_of_a_probe_are_not_those_of_an_evaluation(trained: Path, tmp_path
         (["--buckets", "absent.json"], "absent.json cannot be read"),
         (["--prompts", "0"], "--prompts 0 must be at least 1"),
         (["--strategy.q", "1"], "--strategy.q"),
+        (["--see", "1"], "--see"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -337,6 +338,11 @@ def test_bad_input_is_one_sentence(
     told = capsys.readouterr().err
     assert message in told
     assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_the_model_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ngu(["eval", "--task", "chains", "runs/mine"]) == BAD_INPUT
+    assert "the model comes first, then --task" in capsys.readouterr().err
 
 
 @pytest.mark.slow

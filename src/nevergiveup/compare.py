@@ -349,6 +349,7 @@ def main(words: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(
         prog="ngu compare",
+        allow_abbrev=False,
         description="Trains several strategies from the same start with the same number of completions, and compares them by "
         "difficulty. Every setting of ngu train can be given, too.",
     )
@@ -368,10 +369,13 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file, as for ngu train")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/compare-RECIPE")
-    options, rest = parser.parse_known_args(list(words))
+    has_recipe = bool(words) and (not words[0].startswith("-") or words[0] in ("-h", "--help"))
+    options, rest = parser.parse_known_args(
+        [*([] if has_recipe else [""]), *words]
+    )  # else a setting's value would pass for it
     if options.seeds < 1:
         raise ValueError(f"--seeds {options.seeds} must be at least 1")
-    settings = resolve(options.recipe, options.config, rest)
+    settings = resolve(options.recipe or None, options.config, rest)
     budget = settings.max_completions if options.budget is None else options.budget
     if budget is None:
         raise ValueError("a comparison needs a budget: give --budget, the completions that each run may draw")

@@ -305,7 +305,7 @@ def eval_main(words: Sequence[str]) -> int:
     parser.add_argument("--buckets", type=Path, metavar="PROBE", help="difficulty of the prompts, from `ngu probe`")
     parser.add_argument("--temperature", type=float, metavar="T", help="default: eval.temperature; 0 is greedy")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/eval-TASK")
-    options, rest = parser.parse_known_args(list(words))
+    options, rest = parser.parse_known_args(_model_first(words))
     ks = _ks(options.k, options.n)
     buckets = assign_buckets(rates_of(read_probe(options.buckets))) if options.buckets else None
     settings = _settings(options.model, options.recipe, options.config, rest)
@@ -440,7 +440,7 @@ def probe_main(words: Sequence[str]) -> int:
     parser = _parser("probe", "Tells what a policy makes of a data set, before anything is spent on training.")
     parser.add_argument("-n", type=int, default=32, metavar="N", help="completions a prompt (default: 32)")
     parser.add_argument("--out", type=Path, default=Path("probe.json"), metavar="FILE", help="default: probe.json")
-    options, rest = parser.parse_known_args(list(words))
+    options, rest = parser.parse_known_args(_model_first(words))
     if options.n < 4:
         raise ValueError(f"-n {options.n} tells nothing about groups: use at least 4, better 32")
     settings = _settings(options.model, options.recipe, options.config, rest)
@@ -503,6 +503,7 @@ def in_words(drawn: Mapping[str, Drawn], suspicious: Sequence[Suspect] = ()) -> 
 def _parser(command: str, what: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"ngu {command}",
+        allow_abbrev=False,
         description=f"{what} Every setting of ngu train can be given, too: --task NAME, --task.data FILE, ...",
     )
     parser.add_argument(
@@ -513,6 +514,15 @@ def _parser(command: str, what: str) -> argparse.ArgumentParser:
     parser.add_argument("--split", help="of the task: train or test")
     parser.add_argument("--prompts", type=int, metavar="N", help="so many prompts, chosen at random (default: all)")
     return parser
+
+
+def _model_first(words: Sequence[str]) -> list[str]:
+    """Else the value of a setting would pass for the model. Raises ValueError."""
+    if words and words[0].startswith("-") and words[0] not in ("-h", "--help"):
+        raise ValueError(
+            f"the model comes first, then {words[0]}: a Hugging Face name, a folder, or the folder of a run"
+        )
+    return list(words)
 
 
 def _settings(model: str, recipe: str | None, config: Path | None, words: Sequence[str]) -> Settings:

@@ -671,7 +671,7 @@ def main(words: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="ngu simulate", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="ngu simulate", allow_abbrev=False, description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--strategies", metavar="LIST", help="for example fixed:k=16,ngu:p=0.9 (default: fixed,ngu)")
     parser.add_argument("--probe", type=Path, metavar="FILE", help="prompts as `ngu probe` found them")
