@@ -275,11 +275,16 @@ def table_rows(comparison: Mapping[str, Any]) -> tuple[list[str], list[list[str]
         row += [f"{means[label]['after'][bucket]:.3f}" for label in labels]
         for label in labels[1:]:
             found = comparison["differences"][label][bucket]
-            interval = "" if found["interval"] is None else " [{:+.3f}, {:+.3f}]".format(*found["interval"])
-            row.append(f"{found['mean']:+.3f}{interval}")
+            interval = "" if found["interval"] is None else " [{}, {}]".format(*map(_signed, found["interval"]))
+            row.append(f"{_signed(found['mean'])}{interval}")
         row += [f"{means[label]['spent'].get(bucket, means[label]['completions']):,.0f}" for label in labels]
         rows.append(row)
     return header, rows
+
+
+def _signed(difference: float) -> str:
+    """+.062: narrow enough for a terminal."""
+    return f"{difference:+.3f}".replace("0.", ".", 1)
 
 
 def what_it_is(comparison: Mapping[str, Any]) -> str:
@@ -318,7 +323,7 @@ def print_comparison(comparison: Mapping[str, Any], console: Console) -> None:
     header, rows = table_rows(comparison)
     table = Table(box=None, padding=(0, 2, 0, 0), title=what_it_is(comparison), title_justify="left")
     for i, name in enumerate(header):
-        table.add_column(name, justify="right" if i else "left", no_wrap=not i)
+        table.add_column(name.replace("drawn, ", "drawn,\n"), justify="right" if i else "left", no_wrap=not i)
     for row in rows:
         table.add_row(*row)
     console.print(table)
