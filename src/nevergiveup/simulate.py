@@ -43,6 +43,9 @@ from nevergiveup.scheduler import RetryOrder, Scheduler
 from nevergiveup.strategies import Allocator, AnyStrategy, FixedK, NeverGiveUp
 from nevergiveup.types import Attempt, Exact, Prompt, Request
 
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
 N_KEPT_VERSIONS = 64
 """Abilities are remembered for so many versions: completions that were begun even earlier count as begun by the oldest."""
 
@@ -297,7 +300,8 @@ class _Run:
         enough = max(int((plan.lag + 1) * plan.n_groups + 0.999999), plan.n_groups, 2 * n_slots // first)
         # Allocators end chains outside of deliveries. For all others events are not needed, which saves a third of the time.
         self.counts_events = isinstance(strategy, Allocator)
-        self.mu = [log(t) - sd * sd / 2 for t, sd in zip(population.tokens, population.tokens_sd, strict=True)]
+        lengths = zip(population.tokens, population.tokens_sd, strict=True)
+        self.median = [mean_length * exp(-sd * sd / 2) - (0.0 if sd else 0.5) for mean_length, sd in lengths]
         self.scheduler = Scheduler(
             strategy,
             prompts,
@@ -324,6 +328,7 @@ class _Run:
         self.first_kept = 0  # version of abilities[0]
         self.ability = [0.0] * len(numbers)  # of the weights in the trainer
         self.gains: dict[int, float] = {}
+        self.attempts: dict[int, dict[Exact, Attempt]] = {}
         self.random = _Random(plan.seed)
         self.scheduler_s = 0.0
 
@@ -365,8 +370,13 @@ class _Run:
 
     def _dispatch(self) -> None:
         """Hands requests to slots: each completion takes the slot that becomes free first, as a queue would."""
-        cluster, free_at, mu, spreads = self.cluster, self.free_at, self.mu, self.population.tokens_sd
-        normal, replace_first, now, most = self.random.normal, heapq.heapreplace, self.now, cluster.max_new_tokens
+        cluster, free_at, median, spreads = self.cluster, self.free_at, self.median, self.population.tokens_sd
+        replace_first, now, most, token_s = (
+            heapq.heapreplace,
+            self.now,
+            cluster.max_new_tokens,
+            1 / cluster.tokens_per_s,
+        )
         while self.n_out < self.max_in_flight:
             began = time.perf_counter()
             request = self.scheduler.next()
@@ -376,16 +386,16 @@ class _Run:
             row: int = request.prompt.answer
             self.n_out += request.n
             self.drawn[self.kind_names[self.kind_of[row]]] += request.n
-            spread = spreads[row]
+            factor = self.random.length(spreads[row])
             last = 0.0
             starts = []
             for _ in range(request.n):
-                n_tokens = int(exp(mu[row] + spread * normal())) + 1 if spread else int(exp(mu[row]) + 0.5)
+                n_tokens = int(median[row] * factor()) + 1
                 was_cut = n_tokens >= most
                 start = free_at[0]
                 if start < now:
                     start = now
-                end = start + cluster.prefill_s + (most if was_cut else n_tokens) / cluster.tokens_per_s
+                end = start + cluster.prefill_s + (most if was_cut else n_tokens) * token_s
                 replace_first(free_at, end)
                 self.busy_s += end - start
                 if end > last:
@@ -401,11 +411,18 @@ class _Run:
         newest = len(published_at) - 1
         known, rate = -1, 0.0
         attempts = []
+        of_version: dict[Exact, Attempt] = {}
+        uniform, graded = self.random.uniform, self.plan.n_tests > 0
         for start, was_cut in starts:
             at = newest if start >= published_at[newest] else max(bisect_right(published_at, start) - 1, 0)
             if at != known:
                 known, rate = at, _sigmoid(base + self.abilities[at][kind])
-            attempts.append(Attempt(0 if was_cut else self._reward(rate), self.first_kept + at))
+                of_version = self.attempts_of(self.first_kept + at)
+            reward: Exact = 0 if was_cut else self._share(rate) if graded else int(uniform() < rate)
+            attempt = of_version.get(reward)
+            if attempt is None:
+                attempt = of_version[reward] = Attempt(reward, self.first_kept + at)
+            attempts.append(attempt)
         self.n_out -= request.n
         self.rounds += 1
         chains = self.scheduler.ledger.chains
@@ -416,10 +433,17 @@ class _Run:
         if chains["given_up"] > n_given_up:
             self.given_up[self.kind_names[kind]] += 1
 
-    def _reward(self, rate: float) -> Exact:
+    def attempts_of(self, version: int) -> dict[Exact, Attempt]:
+        """Reward -> the attempt of that version: they are values, and need not be made anew millions of times."""
+        found = self.attempts.get(version)
+        if found is None:
+            found = self.attempts[version] = {}
+            self.attempts.pop(version - N_KEPT_VERSIONS, None)
+        return found
+
+    def _share(self, rate: float) -> Exact:
+        """Of n tests, all of which pass at that rate."""
         n = self.plan.n_tests
-        if not n:
-            return int(self.random.uniform() < rate)
         each = rate ** (1 / n)
         return Fraction(sum(self.random.uniform() < each for _ in range(n)), n)
 
@@ -476,11 +500,12 @@ class _Run:
     def _result(self, reason: str, wall_s: float) -> Result:
         seconds = max(self.now, 1e-9)
         kinds = self.kind_names
-        before = self.population.log_odds
-        after = [
-            z + self.ability[k] + self.gains.get(i, 0.0)
-            for i, (z, k) in enumerate(zip(before, self.kind_of, strict=True))
-        ]
+        log_odds, kind_of = np.array(self.population.log_odds), np.array(self.kind_of)
+        before = _mean_rates(log_odds, kind_of, len(kinds))
+        log_odds += np.array(self.ability)[kind_of]
+        for row, gain in self.gains.items():
+            log_odds[row] += gain
+        after = _mean_rates(log_odds, kind_of, len(kinds))
         # Completions that the slots will only finish after the end are not work that was done.
         beyond = sum(at - self.now for at in self.free_at if at > self.now)
         return Result(
@@ -497,10 +522,7 @@ class _Run:
             ages=dict(sorted(self.ages.items())),
             busy=min(max((self.busy_s - beyond) / (seconds * len(self.free_at)), 0.0), 1.0),
             trainer_busy=min(self.trainer_s / seconds, 1.0),
-            rates={
-                name: (_mean_rate(before, self.kind_of, i), _mean_rate(after, self.kind_of, i))
-                for i, name in enumerate(kinds)
-            },
+            rates=dict(zip(kinds, zip(before, after, strict=True), strict=True)),
             scheduler_s=self.scheduler_s,
             wall_s=wall_s,
         )
@@ -517,9 +539,18 @@ class _Random:
     """One number at a time from blocks that numpy draws."""
 
     def __init__(self, seed: int) -> None:
-        rng = np.random.default_rng([seed, 2])
+        self._rng = rng = np.random.default_rng([seed, 2])
         self.uniform = _one_by_one(lambda: rng.random(BLOCK).tolist()).__next__
-        self.normal = _one_by_one(lambda: rng.standard_normal(BLOCK).tolist()).__next__
+        self._lengths: dict[float, Callable[[], float]] = {0.0: lambda: 1.0}
+
+    def length(self, spread: float) -> Callable[[], float]:
+        """Factors on the median length, lognormal."""
+        found = self._lengths.get(spread)
+        if found is None:
+            rng = self._rng
+            block = _one_by_one(lambda: np.exp(spread * rng.standard_normal(BLOCK)).tolist())
+            found = self._lengths[spread] = block.__next__
+        return found
 
 
 def _one_by_one(block: Callable[[], list[float]]) -> Iterator[float]:
@@ -537,9 +568,11 @@ def _sigmoid(z: float) -> float:
     return exp(z) / (1 + exp(z))
 
 
-def _mean_rate(log_odds: Sequence[float], kinds: Sequence[int], kind: int) -> float:
-    rates = [_sigmoid(z) for z, k in zip(log_odds, kinds, strict=True) if k == kind]
-    return sum(rates) / len(rates)
+def _mean_rates(log_odds: Floats, kinds: Ints, n_kinds: int) -> list[float]:
+    """Mean pass rate of each kind."""
+    with np.errstate(over="ignore"):
+        rates = 1 / (1 + np.exp(-log_odds))
+    return (np.bincount(kinds, rates, n_kinds) / np.bincount(kinds, minlength=n_kinds)).tolist()  # type: ignore[no-any-return]
 
 
 # ---------------------------------------------------------------------------------------------- many runs
