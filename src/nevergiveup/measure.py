@@ -136,10 +136,10 @@ async def _draw(
     done: Rows,
     note: Callable[[str], None],
 ) -> None:
-    n_told = 0
+    n_done = n_told = 0
 
     async def one(prompt: Prompt) -> None:
-        nonlocal n_told
+        nonlocal n_done, n_told
         async with free:
             completions = await engine.sample(prompt, asked.n, _seed(asked, prompt.id))
             grades = await grader.grade(prompt, completions)
@@ -147,7 +147,7 @@ async def _draw(
         file.writelines(json.dumps(row) + "\n" for row in rows)
         file.flush()
         done[prompt.id] = rows
-        n_done = sum(p.id in done for p in prompts)
+        n_done += 1
         if 10 * n_done // len(prompts) > n_told:
             n_told = 10 * n_done // len(prompts)
             note(f"{n_done} of {len(prompts)} prompts")
