@@ -32,6 +32,7 @@ from nevergiveup.evaluate import (
 from nevergiveup.measure import drawn_of, in_words, rates_of, summarize, suspects
 from nevergiveup.suggest import cost_table, suggest
 from nevergiveup.tasks.chains import Chains
+from nevergiveup.tasks.math import Math
 from nevergiveup.types import Prompt
 from test_train import run, small, start  # noqa: F401
 
@@ -124,6 +125,13 @@ def test_c40_prompts_with_too_few_samples_are_left_out_and_counted() -> None:
     assert figures["pass@8"]["mean"] == 1.0
     assert figures["pass@1"]["mean"] == pytest.approx((0.25 + 1) / 2)
     assert figures["unverified"] == 2 / 16
+
+
+def test_c40_two_rows_of_equal_text_stay_two(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "2+2?", "answer": "4"}\n' * 2)
+    first, second = Math(str(tmp_path / "rows.jsonl")).prompts("train")
+    figures = summarize({first.id: Drawn(4, 4), second.id: Drawn(4, 0)}, [1])
+    assert (figures["all"]["prompts"], figures["all"]["pass@1"]["mean"]) == (2, 0.5)
 
 
 def test_buckets_are_those_of_the_probe() -> None:
