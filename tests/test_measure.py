@@ -351,6 +351,8 @@ def test_bad_input_is_one_sentence(
 def test_the_model_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert ngu(["eval", "--task", "chains", "runs/mine"]) == BAD_INPUT
     assert "the model comes first, then --task" in capsys.readouterr().err
+    assert ngu(["probe", "./nowhere"]) == BAD_INPUT
+    assert "model.path = './nowhere': there is no such folder" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -529,14 +529,12 @@ def _settings(model: str, recipe: str | None, config: Path | None, words: Sequen
     """Of the run that the model is from, where it is one; else of the recipe; with file and flags on top."""
     path = Path(model)
     run = next((folder for folder in (path, path.parent) if (folder / "events.jsonl").is_file()), None)
-    if run is not None and recipe is None and config is None:
-        folder = path / "model" if run == path else path
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"{run} holds no trained model: the run has not come to its end (there is no {folder})")
-        settings = changed(read_settings(run), words)
-    else:
-        folder = path
-        settings = resolve(recipe, config, [*words, f"--model.path={model}"])
+    if run is None or recipe is not None or config is not None:
+        return resolve(recipe, config, [*words, f"--model.path={model}"])
+    folder = path / "model" if run == path else path
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{run} holds no trained model: the run has not come to its end (there is no {folder})")
+    settings = changed(read_settings(run), words)
     return replace(settings, model=replace(settings.model, path=str(folder)))
 
 
