@@ -347,7 +347,7 @@ class _Run:
         while True:
             self._dispatch()
             if self._start_step():
-                self._dispatch()  # what the trainer took, or found too old, makes room
+                self._dispatch()
             if scheduler.version >= max_steps:
                 reason = f"all {max_steps} steps are done"
             elif not self.heap:
@@ -448,14 +448,16 @@ class _Run:
         return Fraction(sum(self.random.uniform() < each for _ in range(n)), n)
 
     def _start_step(self) -> bool:
-        """Whether the scheduler was asked for a batch."""
+        """Whether that made room for requests: a batch was taken, or groups were found too old."""
         if not self.trainer_free:
             return False
+        chains = self.scheduler.ledger.chains
+        n_stale = chains["went_stale"] + chains["stale"]
         began = time.perf_counter()
         batch = self.scheduler.take()
         self.scheduler_s += time.perf_counter() - began
         if batch is None:
-            return True
+            return chains["went_stale"] + chains["stale"] > n_stale
         self.trainer_free = False
         n_tokens = 0.0
         learning = self.plan.learning
