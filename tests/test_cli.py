@@ -98,8 +98,10 @@ def test_help_without_a_recipe_shows_the_settings_of_what_is_chosen(
         (["train", "demo", "--out"], "--out needs a value"),
         (["train", "demo", "--config", "missing.toml"], "missing.toml cannot be read"),
         (["train", "demo", "--resume", "runs/demo-1"], "leave out demo"),
-        (["train", "--resume", "runs/demo-1", "--steps", "3"], "leave out --steps"),
-        (["train", "--resume", "nowhere"], "nowhere is no run folder"),
+        (["train", "--resume", "nowhere", "--steps", "3"], "nowhere is no run folder"),
+        (["train", "demo", "--accept-changes"], "--accept-changes belongs to --resume"),
+        (["train", "demo", "--init", "nowhere"], "--init nowhere: there is no such folder"),
+        (["train", "--init", "full", "--strategy", "ngu"], "--init full is no run"),
         (["train", "demo", "--out", "full"], "ngu train --resume full"),
     ],
 )

@@ -19,7 +19,7 @@ from nevergiveup.recipes import RECIPES
 from nevergiveup.report.live import PlainView
 from nevergiveup.settings import BatchSettings, EvalSettings, Settings
 from nevergiveup.strategies import STRATEGIES, AnyStrategy, FixedK, GvmRaft, NeverGiveUp
-from nevergiveup.train import train
+from nevergiveup.train import read_settings, train
 
 N_STEPS = 50
 
@@ -119,9 +119,6 @@ def test_a_run_with_score_centering_resumes(start: Path, tmp_path: Path) -> None
     demo = RECIPES["demo"].settings
     options = replace(demo.learner, score_centering=4, kl_beta=0.01)
     run(start, tmp_path / "run", NeverGiveUp(p=0.5), Cispo(), learner=options, steps=4, checkpoint_every=2)
-    path = tmp_path / "run" / "config.json"
-    config = json.loads(path.read_text())
-    config["steps"] = 8
-    path.write_text(json.dumps(config))
-    summary = train(RECIPES["demo"].settings, tmp_path / "run", PlainView(Console(quiet=True)), resume=True)
+    longer = replace(read_settings(tmp_path / "run"), steps=8)
+    summary = train(longer, tmp_path / "run", PlainView(Console(quiet=True)), resume=True)
     assert summary["steps"] == 8

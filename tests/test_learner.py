@@ -392,7 +392,7 @@ def test_the_reference_is_frozen_and_not_saved(tmp_path: Path) -> None:
     assert not any(p.requires_grad for p in start.parameters())
     learner.save(tmp_path / "with")
     TorchLearner(make_model(seed=2)).save(tmp_path / "without")
-    names = [set(load_file(tmp_path / name / "weights.safetensors")) for name in ("with", "without")]
+    names = [set(load_file(tmp_path / name / "model.safetensors")) for name in ("with", "without")]
     assert names[0] == names[1]
 
 
@@ -908,7 +908,7 @@ def test_checkpoint_is_replaced_whole_and_holds_no_pickle(tmp_path: Path) -> Non
     step(learner, random_batch())
     learner.save(folder)
     assert sorted(path.name for path in folder.iterdir()) == [
-        "learner.json", "optimizer.safetensors", "weights.safetensors",
+        "config.json", "generation_config.json", "learner.json", "model.safetensors", "optimizer.safetensors",
     ]  # fmt: skip
     assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
     other = TorchLearner(make_model(seed=1))
@@ -921,7 +921,7 @@ def test_a_save_that_breaks_off_leaves_the_old_checkpoint(tmp_path: Path, monkey
     learner.save(tmp_path / "checkpoint")
     step(learner, random_batch())
 
-    def full_disk(*_: object) -> None:
+    def full_disk(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr("nevergiveup.learner.policy.save_file", full_disk)

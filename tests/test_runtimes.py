@@ -11,7 +11,7 @@ import torch
 
 from nevergiveup.engines.torch import TorchEngine
 from nevergiveup.models import tiny_llama
-from nevergiveup.protocols import InfrastructureError
+from nevergiveup.protocols import InfrastructureError, Restarted
 from nevergiveup.runtimes.process import ProcessDied, ProcessRuntime
 from nevergiveup.types import Prompt
 
@@ -56,9 +56,9 @@ class Service:
         return os.getpid()
 
 
-def with_service(check, *args):
+def with_service(check, *args, **options):
     async def main():
-        runtime = ProcessRuntime()
+        runtime = ProcessRuntime(**options)
         try:
             service = await runtime.place(Service, "service", *args)
             await asyncio.wait_for(check(service), 60)
@@ -158,12 +158,78 @@ def test_kill_9_reaches_every_caller_now_and_later():
         waiting = [asyncio.create_task(service.block()) for _ in range(3)]
         os.kill(await service.pid(), signal.SIGKILL)
         for task in waiting:
-            with pytest.raises(ProcessDied, match=r"the service died \(exit code -9\)"):
+            with pytest.raises(ProcessDied, match=r"the service died \(killed by signal 9\)"):
                 await task
         with pytest.raises(ProcessDied):
             await service.add(1, 1)
 
     with_service(check)
+
+
+async def kill(service):
+    os.kill(await service.pid(), signal.SIGKILL)
+
+
+def test_a_killed_process_is_replaced_and_has_the_last_weights_again():
+    notes = []
+
+    async def check(service):
+        for version, value in ((1, 1.0), (2, 2.0)):
+            await service.load({"w": torch.full((3,), value)}, version)
+        with pytest.raises(TypeError):
+            await service.load({"w": torch.full((3,), 9.0)})  # was not taken
+        first = await service.pid()
+        waiting = [asyncio.create_task(service.block()) for _ in range(3)]
+        await kill(service)
+        for task in waiting:
+            with pytest.raises(Restarted, match=r"the process of the service died \(killed by signal 9\)"):
+                await task
+        assert await service.pid() != first  # it waits for the new one
+        assert await service.sums() == {"w": 6.0}
+        assert len(notes) == 1
+
+    with_service(check, max_restarts=1, note=notes.append)
+
+
+def test_restarts_are_bounded():
+    async def check(service):
+        for _ in range(2):
+            waiting = asyncio.create_task(service.block())
+            await kill(service)
+            with pytest.raises(Restarted):
+                await waiting
+        waiting = asyncio.create_task(service.block())
+        await kill(service)
+        for call in (waiting, service.add(1, 1)):
+            with pytest.raises(ProcessDied, match=r"killed by signal 9\), after 2 restarts in 10 minutes"):
+                await call
+
+    with_service(check, max_restarts=2)
+
+
+class OnlyOnce(Service):
+    """Cannot be built a second time."""
+
+    def __init__(self, mark):
+        super().__init__()
+        Path(mark).touch(exist_ok=False)
+
+
+def test_a_process_that_cannot_be_replaced_is_given_up_with_the_reason(tmp_path):
+    async def main():
+        runtime = ProcessRuntime(max_restarts=3)
+        try:
+            service = await runtime.place(OnlyOnce, "service", str(tmp_path / "mark"))
+            waiting = asyncio.create_task(service.block())
+            await kill(service)
+            with pytest.raises(Restarted):
+                await waiting
+            with pytest.raises(ProcessDied, match=r"it did not start again: FileExistsError.*after 3 restarts"):
+                await service.add(1, 1)
+        finally:
+            await runtime.close()
+
+    asyncio.run(main())
 
 
 def test_close_leaves_no_file_behind():

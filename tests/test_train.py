@@ -9,6 +9,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from nevergiveup.checkpoints import newest_checkpoint
 from nevergiveup.evaluate import assign_buckets, mean_by_bucket
 from nevergiveup.events import read_events
 from nevergiveup.objectives import Cispo
@@ -17,7 +18,7 @@ from nevergiveup.report.live import PlainView
 from nevergiveup.scheduler import Ledger
 from nevergiveup.settings import BatchSettings, EvalSettings, ModelSettings
 from nevergiveup.strategies import DynamicSampling, FixedK, GvmRaft, Knapsack, NeverGiveUp
-from nevergiveup.train import newest_checkpoint, train
+from nevergiveup.train import train
 
 pytestmark = pytest.mark.slow
 
@@ -101,13 +102,10 @@ def test_here_the_same_seed_gives_the_same_events_and_weights(start, tmp_path):
 
 def test_a_resumed_run_goes_on_and_counts_nothing_twice(start, tmp_path):
     run(replace(small(start), steps=4), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["steps"] = 9
-    (tmp_path / "config.json").write_text(json.dumps(config))
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write('{"kind":"publ')  # a line that a crash cut in two
 
-    summary = run(small(start), tmp_path, resume=True)
+    summary = run(replace(small(start), steps=9), tmp_path, resume=True)
     assert summary["steps"] == 9
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 10))
@@ -120,9 +118,7 @@ def test_a_resumed_run_goes_on_and_counts_nothing_twice(start, tmp_path):
 def test_after_a_resume_the_kl_term_still_refers_to_the_policy_that_the_run_began_with(start, tmp_path):
     settings = small(start, strategy=FixedK(), learner=replace(RECIPES["demo"].settings.learner, kl_beta=0.01))
     run(replace(settings, steps=4), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"steps": 5}))
-    run(settings, tmp_path, resume=True)
+    run(replace(settings, steps=5), tmp_path, resume=True)
     rows = [json.loads(line)["kl_reference"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert rows[0] == pytest.approx(0, abs=1e-9)  # nothing has been learned yet
     assert rows[4] > 1e-6  # against the restored policy it would be 0 again
@@ -169,7 +165,7 @@ def test_a_run_that_never_came_to_a_checkpoint_begins_again(start, tmp_path):
     run(replace(small(start), steps=3), tmp_path)
     expected = events(tmp_path)
     shutil.rmtree(tmp_path / "checkpoints")
-    summary = run(small(start), tmp_path, resume=True)
+    summary = run(replace(small(start), steps=3), tmp_path, resume=True)
     assert summary["steps"] == 3
     assert events(tmp_path) == expected
 
@@ -183,7 +179,7 @@ def test_a_damaged_checkpoint_and_a_shortened_log_are_refused_by_name(start, tmp
         run(small(start), tmp_path, resume=True)
     scheduler.write_text(good)
     (tmp_path / "events.jsonl").write_text("")
-    with pytest.raises(ValueError, match=r"events\.jsonl is shorter than when"):
+    with pytest.raises(ValueError, match=r"events\.jsonl is shorter than \d+ bytes"):
         run(small(start), tmp_path, resume=True)
 
 

@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nevergiveup.config import model_context, model_vocabulary
-from nevergiveup.evaluate import read_probe
+from nevergiveup.evaluate import read_initial_rates
 from nevergiveup.fetch import FOLDER, cache_folder
 from nevergiveup.grading.pool import GraderPool, check_canaries
 from nevergiveup.loop import TaskGrader, reward_of
@@ -330,7 +330,7 @@ def probed_rates(settings: Settings) -> dict[str, float]:
     """Initial pass rates of the prompts in the files of eval.buckets. Raises ValueError for what is no such file."""
     rates: dict[str, float] = {}
     for name in filter(None, (part.strip() for part in settings.eval.buckets.split(","))):
-        rates |= {prompt_id: d.right / d.n for prompt_id, d in read_probe(Path(name)).items() if d.n}
+        rates |= read_initial_rates(Path(name))
     return rates
 
 

@@ -15,6 +15,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -40,12 +41,16 @@ MODULES = {
 }
 """Commands in modules of their own: functions of the words that follow, which return the exit status or raise ValueError."""
 
-LEFT_BEHIND = {"config.json", ".lock", "start", "buckets.json", "rates.jsonl", "trackers"}
+LEFT_BEHIND = {
+    "config.json", ".lock", "start", "buckets.json", "rates.jsonl", "evaluations.jsonl", "prompts.txt", "trackers",
+}  # fmt: skip
 
 TRAIN_PACKAGES = (
     "torch", "transformers", "accelerate", "safetensors", "tokenizers", "numpy", "jinja2", "datasets", "math_verify",
 )  # fmt: skip
 """What the extra `train` installs and every run needs."""
+
+ACCEPT = "--accept-changes"
 
 TRAIN_HELP = """\
 Trains a model. The settings are those of RECIPE (`ngu recipes` lists them), changed by a TOML file, changed by flags.
@@ -59,7 +64,11 @@ Trains a model. The settings are those of RECIPE (`ngu recipes` lists them), cha
                                      RECIPE may come first
   ngu train --task NAME --model.path MODEL
                                      any task: also reasoning-gym:chain_sum, verifiers:NAME, my_module:MyTask
-  ngu train --resume DIR             go on with a run that was stopped
+  ngu train --resume DIR             go on with a run that was stopped, or has ended: --steps 500, and so on, extend it;
+                                     what changes the run itself wants --accept-changes, too
+  ngu train --init DIR --strategy ngu
+                                     a new run from what another one (or one of its checkpoints) has learned, with its
+                                     settings and difficulties, and what you change; RECIPE may come first
 """
 
 
@@ -158,47 +167,93 @@ def _train(words: list[str]) -> int:
         if "-h" in words or "--help" in words:
             _print_train_help([word for word in words if word not in ("-h", "--help")])
             return 0
-        settings, out, resume = _asked_for(words)
+        asked = _asked_for(words)
     except ValueError as error:
         _complain(str(error))
         return BAD_INPUT
-    return FAILED if _lacks(*TRAIN_PACKAGES) else _run(settings, out, resume)
+    return FAILED if _lacks(*TRAIN_PACKAGES) else _run(*asked)
 
 
-def _asked_for(words: list[str]) -> tuple[Settings, Path, bool]:
-    """Settings, run folder, and whether to go on with the run in it. Raises ValueError."""
+@dataclass(frozen=True)
+class _Asked:
+    """What `ngu train` was asked for. recipe: "" if none; words: the flags that are settings."""
+
+    recipe: str
+    config: Path | None
+    out: str | None
+    resume: Path | None
+    init: Path | None
+    accept_changes: bool
+    words: list[str]
+
+
+def _asked_for(words: list[str]) -> tuple[Settings, Path, bool, bool]:
+    """Settings, run folder, whether to go on with the run in it, and whether changes are accepted. Raises ValueError."""
     from nevergiveup.config import ConfigError, resolve
 
-    recipe, config, out, resume = _split_off(words)
-    if resume is not None:
-        from nevergiveup.train import read_settings
-
-        extra = [recipe, "--config" if config else "", "--out" if out else "", *words]
-        if unwanted := next(filter(None, extra), None):
-            raise ConfigError(f"--resume goes on with the settings that are saved in {resume}: leave out {unwanted}")
-        return read_settings(Path(resume)), Path(resume), True
-    if not recipe and config is None and not _names_a_task(words):
+    asked = _split_off(words)
+    if asked.resume is not None:
+        return _resumed(asked, asked.resume), asked.resume, True, asked.accept_changes
+    if asked.accept_changes:
+        raise ConfigError("--accept-changes belongs to --resume DIR")
+    if asked.init is not None:
+        settings, name = _begun_from(asked, asked.init)
+    elif not asked.recipe and asked.config is None and not _names_a_task(words):
         raise ConfigError(
             "the recipe comes first: ngu train RECIPE (`ngu recipes` lists them), or a task: ngu train --task NAME, or "
             "ngu train --data FILE, or ngu train --resume DIR"
         )
-    settings = resolve(recipe or None, Path(config) if config is not None else None, words)
-    if out is None:
-        return settings, _free_folder(recipe or settings.task.name), False
-    folder = Path(out)
+    else:
+        settings, name = resolve(asked.recipe or None, asked.config, words), asked.recipe
+    if asked.out is None:
+        return settings, _free_folder(name or settings.task.name), False, False
+    folder = Path(asked.out)
     if folder.exists() and not _is_empty(folder):
         raise ConfigError(
             f"--out {folder} is not empty: choose another folder, or go on with the run in it: ngu train --resume {folder}"
         )
-    return settings, folder, False
+    return settings, folder, False, False
+
+
+def _resumed(asked: _Asked, run: Path) -> Settings:
+    """The saved settings, with what was asked for on top."""
+    from nevergiveup.config import ConfigError, changed
+    from nevergiveup.train import read_settings
+
+    unwanted = [asked.recipe, "--out" if asked.out else "", "--init" if asked.init else ""]
+    if word := next(filter(None, unwanted), None):
+        raise ConfigError(f"--resume goes on with the settings that are saved in {run}: leave out {word}")
+    return changed(read_settings(run), asked.words, asked.config)
+
+
+def _begun_from(asked: _Asked, init: Path) -> tuple[Settings, str]:
+    """Settings of a new run whose policy is what another run, or any model, has come to; and a name for its folder."""
+    from nevergiveup.checkpoints import model_in
+    from nevergiveup.config import ConfigError, changed, resolve
+    from nevergiveup.train import read_settings
+
+    if not init.is_dir():
+        raise ConfigError(f"--init {init}: there is no such folder; a model by name is --model.path NAME")
+    run, model = model_in(init)
+    words = list(asked.words)
+    if run is not None and (run / "buckets.json").is_file() and not any(w.startswith("--eval.buckets") for w in words):
+        words.append(f"--eval.buckets={run / 'buckets.json'}")
+    words.append(f"--model.path={model}")
+    if run is None or asked.recipe or asked.config is not None:
+        if not asked.recipe and asked.config is None and not _names_a_task(words):
+            raise ConfigError(
+                f"--init {init} is no run of ngu, whose settings could be used: name a recipe or a task, too"
+            )
+        return resolve(asked.recipe or None, asked.config, words), asked.recipe
+    return changed(read_settings(run), words), run.name
 
 
 def _names_a_task(words: list[str]) -> bool:
     return any(word.partition("=")[0] in ("--task", "--task.name") for word in words)
 
 
-def _split_off(words: list[str]) -> tuple[str, str | None, str | None, str | None]:
-    """Takes the recipe ("" if there is none) and the values of --config, --out and --resume out of `words`.
+def _split_off(words: list[str]) -> _Asked:
+    """Takes out of `words` whatever is no setting: the recipe, --config, --out, --resume, --init and --accept-changes.
 
     --data and --reward are spelled out there: task.data and task.reward, of the task `own` unless one is named.
     """
@@ -208,7 +263,13 @@ def _split_off(words: list[str]) -> tuple[str, str | None, str | None, str | Non
         words[:0] = ["--task", "own"]
     words += [f"--task.data={data}"] if data is not None else []
     words += [f"--task.reward={reward}"] if reward is not None else []
-    return recipe, _take(words, "--config"), _take(words, "--out"), _take(words, "--resume")
+    config, out, resume, init = (_take(words, flag) for flag in ("--config", "--out", "--resume", "--init"))
+    accept_changes = ACCEPT in words
+    words[:] = [word for word in words if word != ACCEPT]
+    return _Asked(
+        recipe, None if config is None else Path(config), out, None if resume is None else Path(resume),
+        None if init is None else Path(init), accept_changes, words,
+    )  # fmt: skip
 
 
 def _take(words: list[str], flag: str) -> str | None:
@@ -238,7 +299,10 @@ def _free_folder(recipe: str) -> Path:
 
 def _is_empty(folder: Path) -> bool:
     """Nothing is in it, or just what a run that was refused or stopped before its first step leaves behind."""
-    return folder.is_dir() and {path.name for path in folder.iterdir()} <= LEFT_BEHIND
+    if not folder.is_dir():
+        return False
+    begun = {path.name for path in folder.glob("*.jsonl") if not path.stat().st_size}
+    return {path.name for path in folder.iterdir()} <= LEFT_BEHIND | begun
 
 
 def _print_train_help(words: list[str]) -> None:
@@ -248,7 +312,7 @@ def _print_train_help(words: list[str]) -> None:
     from nevergiveup.config import CHOICES, resolve
     from nevergiveup.settings import Settings
 
-    recipe, config, _, _ = _split_off(words)
+    asked = _split_off(words)
     width = max(60, shutil.get_terminal_size().columns)
     choices = (
         f"\n{section}:\n"
@@ -258,11 +322,11 @@ def _print_train_help(words: list[str]) -> None:
         )
         for section, variants in CHOICES.items()
     )
-    settings = resolve(recipe or None, Path(config) if config else None, words)
+    settings = resolve(asked.recipe or None, asked.config, words)
     tyro.cli(
         Settings,
         default=settings,
-        prog=f"ngu train {recipe or 'RECIPE'}",
+        prog=f"ngu train {asked.recipe or 'RECIPE'}",
         description="\n".join((TRAIN_HELP, *choices)),
         config=(tyro.conf.AvoidSubcommands,),
         args=["--help"],
@@ -274,12 +338,13 @@ def _first_sentence(cls: type) -> str:
     return text.split(". ")[0].removesuffix(".")
 
 
-def _run(settings: Settings, out: Path, resume: bool) -> int:
+def _run(settings: Settings, out: Path, resume: bool, accept_changes: bool) -> int:
+    from nevergiveup.checkpoints import newest_checkpoint
     from nevergiveup.loop import GraderBroken, Stalled
     from nevergiveup.protocols import InfrastructureError
     from nevergiveup.report.live import make_view
     from nevergiveup.runtimes.process import ProcessDied
-    from nevergiveup.train import newest_checkpoint, train
+    from nevergiveup.train import train
 
     def how_to_go_on() -> str:
         return (
@@ -291,7 +356,7 @@ def _run(settings: Settings, out: Path, resume: bool) -> int:
     view = make_view()
     try:
         with closing(view):
-            summary = train(settings, out, view, resume=resume)
+            summary = train(settings, out, view, resume=resume, accept_changes=accept_changes)
     except KeyboardInterrupt:
         _complain(f"stopped by Ctrl-C; {how_to_go_on()}")
         return INTERRUPTED

@@ -25,6 +25,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from nevergiveup import build
+from nevergiveup.checkpoints import write_json
 from nevergiveup.config import changed, resolve, strategies_named
 from nevergiveup.evaluate import BUCKETS, bootstrap_interval
 from nevergiveup.measure import Asked, probe
@@ -34,7 +35,7 @@ from nevergiveup.settings import BatchSettings, Settings
 from nevergiveup.strategies import AnyStrategy
 from nevergiveup.task_settings import TINY
 from nevergiveup.tasks.chains import Chains
-from nevergiveup.train import train, write_json
+from nevergiveup.train import train
 from nevergiveup.types import Attempt, Prompt
 
 if TYPE_CHECKING:

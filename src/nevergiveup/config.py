@@ -132,9 +132,9 @@ def resolve(recipe: str | None, toml: Path | None = None, flags: Sequence[str] =
     return _merge(base, [*layers, _read_flags(flags)])
 
 
-def changed(settings: Settings, flags: Sequence[str]) -> Settings:
-    """Settings with command-line words on top. Raises ConfigError."""
-    return _merge(settings, [_read_flags(flags)])
+def changed(settings: Settings, flags: Sequence[str], toml: Path | None = None) -> Settings:
+    """Settings with a TOML file, and command-line words on top of that. Raises ConfigError."""
+    return _merge(settings, [*([] if toml is None else [_read_toml(toml)]), _read_flags(flags)])
 
 
 def strategies_named(text: str) -> dict[str, AnyStrategy]:
@@ -168,6 +168,12 @@ def settings_from_json(row: Mapping[str, Any]) -> Settings:
     Raises ConfigError for an unknown key and a value that does not fit.
     """
     return _merge(Settings(), [{key: _Given(value, "saved settings") for key, value in _flatten(row)}], check=False)
+
+
+def differences(was: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> its two values, for every key whose values differ; None where one of them has no such key."""
+    a, b = (dict(_flatten(settings_to_json(settings))) for settings in (was, now))
+    return {key: (a.get(key), b.get(key)) for key in (*a, *(b.keys() - a.keys())) if a.get(key) != b.get(key)}
 
 
 def model_context(folder: str | Path) -> int | None:

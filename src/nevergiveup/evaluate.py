@@ -112,6 +112,19 @@ class Drawn:
 PROBE_FORMAT = "nevergiveup probe 1"
 
 
+def read_initial_rates(path: Path) -> dict[str, float]:
+    """Prompt id -> pass rate: of a file of `ngu probe`, or of the buckets.json of a run. Raises ValueError for any other."""
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(run, dict) and "buckets" in run and isinstance(run.get("rates"), dict):
+            return {prompt_id: float(rate) for prompt_id, rate in run["rates"].items()}
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError):
+        pass  # the next one says what is wrong with it
+    return {prompt_id: drawn.right / drawn.n for prompt_id, drawn in read_probe(path).items() if drawn.n}
+
+
 def read_probe(path: Path) -> dict[str, Drawn]:
     """Prompt id -> what `ngu probe` found. Raises ValueError for a file that is none of its."""
     names = {field.name for field in fields(Drawn)}

@@ -113,6 +113,19 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Reissued:
+    """After a resume: the completions of a chain that do not count, though they were drawn. Either they were in flight when
+    the checkpoint was saved (request: the number under which they are asked for again), or the chain was dropped because the
+    data or the strategy changed (request: None; it closed)."""
+
+    kind: ClassVar[str] = "reissued"
+    request: int | None
+    prompt: str
+    epoch: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trained:
     """A group entered a batch. ages: of its trained attempts, in policy versions (-1 = unknown)."""
 
@@ -148,11 +161,11 @@ class Published:
     version: int
 
 
-Event: TypeAlias = Dispatched | Graded | Judged | Planned | Failed | Trained | WentStale | Published
+Event: TypeAlias = Dispatched | Graded | Judged | Planned | Failed | Reissued | Trained | WentStale | Published
 EventSink: TypeAlias = Callable[[Event], None]
 
 _KINDS: dict[str, type[Any]] = {
-    cls.kind: cls for cls in (Dispatched, Graded, Judged, Planned, Failed, Trained, WentStale, Published)
+    cls.kind: cls for cls in (Dispatched, Graded, Judged, Planned, Failed, Reissued, Trained, WentStale, Published)
 }
 _FIELDS = {cls: tuple(field.name for field in fields(cls)) for cls in _KINDS.values()}
 
@@ -197,40 +210,86 @@ def decode(line: str) -> tuple[float | None, Event]:
         raise ValueError(f"not an event: {line[:200]!r}") from error
 
 
-class EventWriter:
-    """Appends events to a JSON Lines file; `clock` gives the seconds to stamp them with."""
+PART_BYTES = 256 * 2**20
+"""A part of the event log that has reached this size is complete; the next one is begun."""
 
-    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
-        self._file: TextIO = path.open("a", encoding="utf-8")
+
+def event_parts(path: Path) -> list[Path]:
+    """The files of an event log, oldest first: events.jsonl, events.1.jsonl, events.2.jsonl, ... Those that exist."""
+    return list(_numbered_parts(path).values())
+
+
+def _numbered_parts(path: Path) -> dict[int, Path]:
+    parts = {0: path} if path.is_file() else {}
+    for part in path.parent.glob(f"{path.stem}.*{path.suffix}"):
+        middle = part.name[len(path.stem) + 1 : -len(path.suffix)]
+        if middle.isdigit():
+            parts[int(middle)] = part
+    return dict(sorted(parts.items()))
+
+
+class EventWriter:
+    """Appends events to a log of JSON Lines files (see `event_parts`); `clock` gives the seconds to stamp them with."""
+
+    def __init__(self, path: Path, clock: Callable[[], float], *, part_bytes: int = PART_BYTES) -> None:
+        self._path = path
         self._clock = clock
+        self._part_bytes = part_bytes
+        self._open(max(_numbered_parts(path), default=0))
+
+    def _open(self, part: int) -> None:
+        self._part = part
+        self._file: TextIO = _part_path(self._path, part).open("a", encoding="utf-8")
+        self._size = self._file.tell()
 
     def write(self, event: Event) -> None:
-        self._file.write(encode(event, self._clock()) + "\n")
+        self._size += self._file.write(encode(event, self._clock()) + "\n")
+        if self._size >= self._part_bytes:
+            self.sync()
+            self._file.close()
+            self._open(self._part + 1)
 
     def flush(self) -> None:
         """Hands everything to the operating system."""
         self._file.flush()
 
-    def sync(self) -> int:
-        """As `flush`, and waits until it is on the disk; returns the length of the file in bytes."""
+    def sync(self) -> tuple[int, int]:
+        """As `flush`, and waits until it is on the disk; returns the place: number of the part, and its length in bytes."""
         self.flush()
         os.fsync(self._file.fileno())
-        return self._file.tell()
+        return self._part, self._file.tell()
 
     def close(self) -> None:
         self._file.close()
 
 
-def read_events(path: Path) -> Iterator[tuple[float | None, Event]]:
-    """The events of a run with their times. A last line that was cut in mid-write (a killed run) is left out.
+def cut_events(path: Path, part: int, n_bytes: int) -> None:
+    """Removes everything after a place that `EventWriter.sync` returned. Raises ValueError for a log that ends before it."""
+    last = _part_path(path, part)
+    if not last.is_file() or last.stat().st_size < n_bytes:
+        raise ValueError(f"{last} is shorter than {n_bytes} bytes, which it had: it was changed")
+    for number, later in _numbered_parts(path).items():
+        if number > part:
+            later.unlink()
+    os.truncate(last, n_bytes)
 
-    Raises ValueError with file and line number for any other line that is no event.
+
+def _part_path(path: Path, part: int) -> Path:
+    return path.with_name(f"{path.stem}.{part}{path.suffix}") if part else path
+
+
+def read_events(path: Path) -> Iterator[tuple[float | None, Event]]:
+    """The events of a log with their times, part after part. A last line that was cut in mid-write (a killed run) is left out.
+
+    Raises ValueError with file and line number for any other line that is no event, and FileNotFoundError where there is none.
     """
-    with path.open("rb") as file:  # bytes: the cut may lie within a character
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                yield decode(line.decode())
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
+    parts = event_parts(path)
+    for part in parts or [path]:
+        with part.open("rb") as file:  # bytes: the cut may lie within a character
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n") and part == parts[-1]:
+                    return
+                try:
+                    yield decode(line.decode())
+                except ValueError as error:
+                    raise ValueError(f"{part}, line {number}: {error}") from error

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from nevergiveup.protocols import Checker, Engine, Grader, InfrastructureError, Learner, Task, Weights
+from nevergiveup.protocols import Checker, Engine, Grader, InfrastructureError, Learner, Restarted, Task, Weights
 from nevergiveup.scheduler import Scheduler
 from nevergiveup.types import (
     Attempt,
@@ -40,7 +40,11 @@ from nevergiveup.types import (
 )
 
 MAX_FAILURES_IN_A_ROW = 16
-"""Requests lost to infrastructure trouble, with no success in between, after which the run ends."""
+"""Requests lost to infrastructure trouble, with no success in between, after which the run ends. Those that a dead engine
+leaves behind when it is started again do not count: restarts are bounded on their own."""
+
+MAX_SYNCS = 3
+"""Tries to bring one version's weights to the engine."""
 
 UNVERIFIED_WINDOW = 64
 """When more than half of the last so many completions got no verdict, the grader is broken and the run ends."""
@@ -51,7 +55,8 @@ class GraderBroken(RuntimeError):
 
 
 class Stalled(RuntimeError):
-    """Nothing was delivered for too long while the trainer waited."""
+    """Nothing was delivered for too long while the trainer waited; or a step, or the way of weights to the engine, took too
+    long."""
 
 
 class InPlace:
@@ -139,7 +144,8 @@ class Loop:
     on_graded: called with every request's completions, their grades and the rewards that count (None: unverified), before
     they are delivered.
     on_step: awaited after every step, before the next batch is cut.
-    stall_s: longest wait for a batch without anything being delivered.
+    stall_s: longest wait for a batch without anything being delivered, and for an optimizer step.
+    sync_s: longest wait until the engine has acknowledged new weights.
     """
 
     def __init__(
@@ -157,6 +163,7 @@ class Loop:
         | None = None,
         on_step: Callable[[Step], Awaitable[None]] | None = None,
         stall_s: float = 900.0,
+        sync_s: float = 600.0,
     ) -> None:
         self.scheduler = scheduler
         self.engine = engine
@@ -169,17 +176,33 @@ class Loop:
         self.on_graded = on_graded
         self.on_step = on_step
         self.stall_s = stall_s
+        self.sync_s = sync_s
         self._n_out = 0
         self._failures_in_a_row = 0
         self._verdicts: deque[str | None] = deque(maxlen=UNVERIFIED_WINDOW)  # None: verified; else the reason
         self._changed = asyncio.Event()  # something was delivered, lost or published
         self._servers: set[asyncio.Task[None]] = set()
         self._stopped = ""
+        self._is_draining = False
 
     def stop(self, reason: str) -> None:
         """Ends the run after the step that is running now."""
         self._stopped = self._stopped or reason
         self._changed.set()
+
+    async def drain(self) -> None:
+        """Waits, within `on_step`, until all that was asked for has been delivered; nothing more is asked for meanwhile.
+
+        So that a checkpoint holds all there is, and a run that goes on from it is the run that was never interrupted.
+        Raises Stalled when nothing comes back for too long.
+        """
+        self._is_draining = True
+        try:
+            while self._n_out:
+                await self._wait_for_delivery()
+        finally:
+            self._is_draining = False
+            self._changed.set()
 
     async def run(self) -> str:
         """Returns why the run ended, in words."""
@@ -196,7 +219,11 @@ class Loop:
     async def _generate(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             n_ready = self.scheduler.n_ready
-            while self._n_out < self.max_in_flight and (request := self.scheduler.next()) is not None:
+            while (
+                not self._is_draining
+                and self._n_out < self.max_in_flight
+                and (request := self.scheduler.next()) is not None
+            ):
                 self._n_out += request.n
                 server = tasks.create_task(self._serve(request))
                 self._servers.add(server)
@@ -209,7 +236,7 @@ class Loop:
         try:
             completions = await self.engine.sample(request.prompt, request.n, request.seed)
         except InfrastructureError as error:
-            self._failures_in_a_row += 1
+            self._failures_in_a_row += not isinstance(error, Restarted)
             if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
                 raise
             self.scheduler.fail(request.id, str(error))
@@ -265,7 +292,7 @@ class Loop:
                 await self._wait_for_delivery()
                 continue
             started = time.perf_counter()
-            metrics = await self.learner.step(batch)
+            metrics = await self._step(batch)
             stepped = time.perf_counter()
             if not metrics.get("skipped"):
                 await self._load(await self.learner.weights())
@@ -285,14 +312,33 @@ class Loop:
                 )
             waiting_since = time.perf_counter()
 
-    async def _load(self, weights: Weights) -> None:
+    async def _step(self, batch: Batch) -> Metrics:
         try:
             async with asyncio.timeout(self.stall_s):
-                await self.engine.load(weights, self.learner.version)
+                return await self.learner.step(batch)
         except TimeoutError:
             raise Stalled(
-                f"the engine did not take the weights of version {self.learner.version} within {self.stall_s:g} s"
+                f"the optimizer step that makes version {self.learner.version + 1} took longer than {self.stall_s:g} s; "
+                "if steps are that long, raise stall_s"
             ) from None
+
+    async def _load(self, weights: Weights) -> None:
+        """Returns when the engine has acknowledged the weights: only then the version may move."""
+        version = self.learner.version
+        n_tried = 0
+        while True:
+            n_tried += 1
+            try:
+                async with asyncio.timeout(self.sync_s):
+                    await self.engine.load(weights, version)
+                return
+            except TimeoutError:
+                raise Stalled(
+                    f"the engine did not take the weights of version {version} within {self.sync_s:g} s"
+                ) from None
+            except InfrastructureError:
+                if n_tried == MAX_SYNCS:
+                    raise
 
     async def _wait_for_change(self) -> None:
         self._changed.clear()

@@ -27,6 +27,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, Literal
 
 from nevergiveup import build
+from nevergiveup.checkpoints import model_in, write_json
 from nevergiveup.config import changed, resolve, settings_to_json
 from nevergiveup.evaluate import (
     BUCKETS,
@@ -42,7 +43,7 @@ from nevergiveup.evaluate import (
 from nevergiveup.loop import TaskGrader, reward_of
 from nevergiveup.settings import Settings
 from nevergiveup.suggest import cost_table, suggest
-from nevergiveup.train import read_settings, write_json
+from nevergiveup.train import read_settings
 from nevergiveup.types import NO_ANSWER, Completion, Grade, Prompt, Score, Unverified
 
 if TYPE_CHECKING:
@@ -527,13 +528,9 @@ def _model_first(words: Sequence[str]) -> list[str]:
 
 def _settings(model: str, recipe: str | None, config: Path | None, words: Sequence[str]) -> Settings:
     """Of the run that the model is from, where it is one; else of the recipe; with file and flags on top."""
-    path = Path(model)
-    run = next((folder for folder in (path, path.parent) if (folder / "events.jsonl").is_file()), None)
+    run, folder = model_in(Path(model))
     if run is None or recipe is not None or config is not None:
-        return resolve(recipe, config, [*words, f"--model.path={model}"])
-    folder = path / "model" if run == path else path
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{run} holds no trained model: the run has not come to its end (there is no {folder})")
+        return resolve(recipe, config, [*words, f"--model.path={folder if run else model}"])
     settings = changed(read_settings(run), words)
     return replace(settings, model=replace(settings.model, path=str(folder)))
 

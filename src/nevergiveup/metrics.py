@@ -7,13 +7,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from nevergiveup.diagnosis import diagnose
-from nevergiveup.events import Dispatched, Event, Failed, Graded, Judged, Planned, Trained, WentStale
+from nevergiveup.events import (
+    Dispatched,
+    Event,
+    Failed,
+    Graded,
+    Judged,
+    Planned,
+    Reissued,
+    Trained,
+    WentStale,
+    from_json,
+    to_json,
+)
 from nevergiveup.types import NO_ANSWER, Exact
 
 ALL = "all"
+
+_EXACT = ("reward_sum", "closed_reward")
+_BY_NUMBER = ("ages", "rounds_when_trained", "rounds_when_given_up")
 
 
 @dataclass(slots=True)
@@ -21,7 +37,7 @@ class Tally:
     """Counts events. `bucket_of` maps prompt ids to difficulty buckets; prompts without one count under "all" only.
 
     A scored round is one that has at least one verified completion. `completions[bucket]` counts drawn, trained, left_out,
-    filtered, given_up, stale, unverified, failed; stale is known when a chain closes or loses its group.
+    filtered, given_up, stale, unverified, failed, reissued; stale is known when a chain closes or loses its group.
     """
 
     bucket_of: Mapping[str, str] = field(default_factory=dict)
@@ -88,6 +104,10 @@ class Tally:
                 self._count(event.prompt, failed=event.n)
                 if event.closed:
                     self.outcomes["failed"] += 1
+            case Reissued():
+                self._count(event.prompt, reissued=event.n)
+                if event.request is None:
+                    self.outcomes["dropped"] += 1
 
     def _add_round(self, event: Judged, max_reward: Exact) -> None:
         self.n_unverified += event.n_unverified
@@ -132,6 +152,35 @@ class Tally:
     def _close(self, tried: int, total: Exact) -> None:
         self.closed_tried += tried
         self.closed_reward += total
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the buckets, as JSON-able values."""
+        state: dict[str, Any] = {}
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name in _EXACT:
+                value = to_json(value)
+            elif entry.name in _BY_NUMBER:
+                value = list(value.items())
+            if entry.name != "bucket_of":
+                state[entry.name] = value
+        return state
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], bucket_of: Mapping[str, str]) -> Tally:
+        """The inverse of `state_dict`."""
+        tally = cls(bucket_of)
+        for name, value in state.items():
+            if name in _EXACT:
+                value = from_json(value)
+            elif name in _BY_NUMBER:
+                value = Counter(dict(value))
+            elif name == "completions":
+                value = {bucket: Counter(counts) for bucket, counts in value.items()}
+            elif isinstance(value, dict) and name != "part_sums":
+                value = Counter(value)
+            setattr(tally, name, value)
+        return tally
 
     def figures(self) -> dict[str, float]:
         """Shares and counts under their metric names. Shares of an empty window are left out."""

@@ -21,6 +21,10 @@ class InfrastructureError(RuntimeError):
     """Trouble that says nothing about the policy (dead engine, lost connection). Tried again, never scored."""
 
 
+class Restarted(InfrastructureError):
+    """What was asked is dead, and another one takes its place. How often is bounded by whoever starts it."""
+
+
 class Engine(Protocol):
     """Samples completions. `sample` may be called many times at once; completions of all calls are decoded together."""
 

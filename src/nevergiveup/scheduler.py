@@ -35,6 +35,7 @@ from nevergiveup.events import (
     Judged,
     Planned,
     Published,
+    Reissued,
     Trained,
     WentStale,
     from_json,
@@ -73,7 +74,8 @@ class Ledger:
 
     trained: had a weight, 0.0 included. left_out: in a trained group, but weight None. filtered: in a group without
     contrast closed as solved. given_up, unverified, failed: in a chain that closed so, or (the latter two) itself without
-    verdict or never returned. stale: older than the window. reissued: in flight when a checkpoint was restored.
+    verdict or never returned. stale: older than the window. reissued: in flight when a checkpoint was restored, or in a chain
+    that was dropped then.
     """
 
     drawn: int = 0
@@ -86,8 +88,8 @@ class Ledger:
     failed: int = 0
     reissued: int = 0
     chains: Counter[str] = field(default_factory=Counter)
-    """opened, trained, solved, solved_after_retry, given_up, stale, unverified, failed; and events: retries, went_stale,
-    planned (draws that an allocator decided)."""
+    """opened, trained, solved, solved_after_retry, given_up, stale, unverified, failed, dropped; and events: retries,
+    went_stale, planned (draws that an allocator decided)."""
 
     def as_dict(self) -> dict[str, Any]:
         counts = {entry.name: getattr(self, entry.name) for entry in fields(self)}
@@ -672,6 +674,11 @@ class Scheduler:
         return in_flight + sum(len(chain.fresh) for chain in self._live.values())
 
     @property
+    def is_training(self) -> bool:
+        """Whether a batch has been taken whose step is not done yet (see `publish`)."""
+        return self._n_training > 0
+
+    @property
     def n_open(self) -> int:
         """Chains queued, in flight or waiting."""
         return len(self._live) - len(self._ready)
@@ -693,7 +700,10 @@ class Scheduler:
     def check_balance(self) -> None:
         """Raises AssertionError unless every completion ever drawn is accounted for exactly once."""
         if self.ledger.drawn != self.ledger.settled + self.held:
-            raise AssertionError(f"the ledger does not balance: {self.ledger}, held {self.held}")
+            raise AssertionError(
+                f"the ledger does not balance: {self.ledger.drawn} completions were drawn, but {self.ledger.settled} are "
+                f"settled and {self.held} held: {self.ledger}"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as JSON-able values. In-flight chains are saved as to be issued again."""
@@ -706,11 +716,11 @@ class Scheduler:
             "position": self._position,
             "rng": [rng_version, list(rng_words), rng_gauss],
             "ledger": self.ledger.as_dict(),
-            "waiting": [_chain_to_json(chain) for chain in self._waiting],
+            "waiting": [self._chain_to_json(chain) for chain in self._waiting],
             "memory": {str(row): list(memory) for row, memory in self._memory.items()},
-            "in_flight": [_chain_to_json(chain) for chain in self._in_flight.values()],
-            "queue": [_chain_to_json(chain) for chain in self._queue],
-            "ready": [_chain_to_json(chain) for chain in self._ready],
+            "in_flight": [self._chain_to_json(chain) for chain in self._in_flight.values()],
+            "queue": [self._chain_to_json(chain) for chain in self._queue],
+            "ready": [self._chain_to_json(chain) for chain in self._ready],
             "owed": list(self._owed),
             "due": list(self._due),
             "retired": sorted(self._retired),
@@ -720,12 +730,24 @@ class Scheduler:
             "n_barren": self._n_barren,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def _chain_to_json(self, chain: _Chain) -> dict[str, Any]:
+        row = _shallow(chain)
+        for name in ("total", "best", "new_min", "new_max"):
+            row[name] = None if row[name] is None else to_json(row[name])
+        row["fresh"] = [
+            [to_json(a.reward), a.version, None if a.completion is None else _shallow(a.completion)]
+            for a in chain.fresh
+        ]
+        return {"prompt": self.prompts[chain.row].id, **row}
+
+    def load_state_dict(self, state: dict[str, Any], *, drop_chains: bool = False) -> None:
         """Goes on where `state_dict` was taken; what was in flight then is issued again, first.
 
-        Raises ValueError when the data set or the seed differs from the saved one.
+        drop_chains: for data or a strategy that have changed since. All chains of the state are dropped, its completions
+        counted as reissued; a new pass over the data begins. What was counted, the version and the random state stay.
+        Raises ValueError when the data set (unless chains are dropped) or the seed differs from the saved one.
         """
-        if state["prompts"] != self._fingerprint():
+        if state["prompts"] != self._fingerprint() and not drop_chains:
             raise ValueError(
                 "the data set differs from the one this state was saved with: its prompts or their order changed"
             )
@@ -734,14 +756,23 @@ class Scheduler:
         rng_version, rng_words, rng_gauss = state["rng"]
         self._rng.setstate((rng_version, tuple(rng_words), rng_gauss))
         self.version = state["version"]
+        self.ledger = Ledger(**{**state["ledger"], "chains": Counter(state["ledger"]["chains"])})
+        self._n_training = state["n_training"]
+        self._training_size = state["training_size"]
+        self._n_requests = state["n_requests"]
+        self._in_flight = {}
+        for row in state["in_flight"]:
+            self._reissued(row["prompt"], row["epoch"], row["request"], row["draws"])
+        if drop_chains:
+            for row in (row for place in _PLACES for row in state[place]):
+                self.ledger.chains["dropped"] += 1
+                self._reissued(row["prompt"], row["epoch"], None, len(row["fresh"]))
+            state = {**state, **dict.fromkeys((*_PLACES, "owed", "due", "retired"), ()), "memory": {}}
+            state |= {"epoch": state["epoch"] + 1, "position": 0, "n_barren": 0}
         self.epoch = state["epoch"]
         self._order = self._shuffled(self.epoch)
         self._position = state["position"]
-        self.ledger = Ledger(**{**state["ledger"], "chains": Counter(state["ledger"]["chains"])})
-        lost = [_chain_from_json(row) for row in state["in_flight"]]
-        self.ledger.reissued += sum(chain.draws for chain in lost)
-        self._in_flight = {}
-        self._queue = deque([*lost, *map(_chain_from_json, state["queue"])])
+        self._queue = deque(map(_chain_from_json, (*state["in_flight"], *state["queue"])))
         self._ready = deque(map(_chain_from_json, state["ready"]))
         self._waiting = deque(map(_chain_from_json, state["waiting"]))
         self._memory = {int(row): tuple(memory) for row, memory in state["memory"].items()}
@@ -749,10 +780,12 @@ class Scheduler:
         self._owed = dict.fromkeys(state["owed"])
         self._due = deque(state["due"])
         self._retired = set(state["retired"])
-        self._n_training = state["n_training"]
-        self._training_size = state["training_size"]
-        self._n_requests = state["n_requests"]
         self._n_barren = state["n_barren"]
+
+    def _reissued(self, prompt_id: str, epoch: int, request: int | None, n: int) -> None:
+        self.ledger.reissued += n
+        if self.on_event:
+            self.on_event(Reissued(request, prompt_id, epoch, n))
 
     def _fingerprint(self) -> str:
         digest = blake2b(digest_size=16)
@@ -762,19 +795,13 @@ class Scheduler:
         return f"{len(self.prompts)} prompts, {digest.hexdigest()}"
 
 
+_PLACES = ("in_flight", "queue", "waiting", "ready")
+"""Where a live chain is, as named in `Scheduler.state_dict`."""
+
+
 def _n_weighed(weights: Weights) -> int:
     """Attempts that are trained on, with weight 0.0 too."""
     return len(weights) - sum(weight is None for weight in weights)
-
-
-def _chain_to_json(chain: _Chain) -> dict[str, Any]:
-    row = _shallow(chain)
-    for name in ("total", "best", "new_min", "new_max"):
-        row[name] = None if row[name] is None else to_json(row[name])
-    row["fresh"] = [
-        [to_json(a.reward), a.version, None if a.completion is None else _shallow(a.completion)] for a in chain.fresh
-    ]
-    return row
 
 
 def _shallow(value: _Chain | Completion) -> dict[str, Any]:
@@ -783,7 +810,7 @@ def _shallow(value: _Chain | Completion) -> dict[str, Any]:
 
 
 def _chain_from_json(row: dict[str, Any]) -> _Chain:
-    row = dict(row)
+    row = {name: value for name, value in row.items() if name != "prompt"}
     for name in ("total", "best", "new_min", "new_max"):
         row[name] = None if row[name] is None else from_json(row[name])
     row["fresh"] = [Attempt(from_json(reward), version, _completion(c)) for reward, version, c in row["fresh"]]

@@ -125,7 +125,19 @@ class EvalSettings:
     temperature: float = 1.0
     """Of the sampling in evaluation; 0 is greedy."""
     buckets: str = ""
-    """File of `ngu probe` that tells how difficult prompts are; several, for training and held-out prompts, with commas."""
+    """File of `ngu probe`, or buckets.json of a run, that tells how difficult prompts are; several, for training and held-out
+    prompts, with commas."""
+
+
+FREE_SECTIONS = ("eval", "grading")
+FREE_KEYS = (
+    "steps", "max_completions", "epochs", "runtime", "checkpoint_every", "keep_checkpoints", "sample_prompts", "track",
+    "stall_s", "sync_s", "engine_restarts", "sampling.n_slots", "learner.micro_batch_tokens",
+)  # fmt: skip
+"""How long, how and where a run goes on, and what is seen of it."""
+
+FIXED_KEYS = ("model.path", "seed", "eval.buckets", "task.name")
+"""What a run cannot change at all: that would be another run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +173,22 @@ class Settings:
     track: str = ""
     """Trackers that get the figures of each step too, separated by commas: tensorboard, wandb, trackio."""
     stall_s: float = 900.0
-    """Seconds without any progress after which the run ends with an error."""
+    """Seconds without any progress (nothing delivered while the trainer waits, a step that does not end) after which the run
+    ends with an error."""
+    sync_s: float = 600.0
+    """Seconds within which the engine must have taken new weights."""
+    engine_restarts: int = 3
+    """How often within ten minutes an engine process that died is started again; after that the run ends."""
 
     @property
     def trackers(self) -> list[str]:
         return [name.strip() for name in self.track.split(",") if name.strip()]
+
+    def may_change(self, key: str) -> bool:
+        """Whether a resume may change this dotted key without being asked to: what is computed stays what it was."""
+        if key == "steps" and self.learner.schedule != "constant":
+            return False  # the learning rate follows it
+        return key in FREE_KEYS or (key.partition(".")[0] in FREE_SECTIONS and key != "eval.n_prompts")
 
     def check(self) -> None:
         """Raises ValueError, with key, value and remedy, for settings that cannot work together."""
@@ -291,6 +314,7 @@ class Settings:
             "checkpoint_every": (self.checkpoint_every, 1),
             "keep_checkpoints": (self.keep_checkpoints, 1),
             "sample_prompts": (self.sample_prompts, 0),
+            "engine_restarts": (self.engine_restarts, 0),
         }
         for key, (value, least) in at_least.items():
             if value is not None and not value >= least:  # NaN too
@@ -301,8 +325,9 @@ class Settings:
             raise ValueError(f"batch.lag = {self.batch.lag} is too large: use a few batches at most")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed = {self.seed} must fit into 64 bits")
-        if not self.stall_s > 0:
-            raise ValueError(f"stall_s = {self.stall_s} must be above 0")
+        for key, seconds in (("stall_s", self.stall_s), ("sync_s", self.sync_s)):
+            if not seconds > 0:
+                raise ValueError(f"{key} = {seconds} must be above 0")
         if not 0 < self.grading.timeout_s < self.stall_s:
             raise ValueError(
                 f"grading.timeout_s = {self.grading.timeout_s} must be above 0 and below stall_s = {self.stall_s}"

@@ -5,6 +5,7 @@ out/events.jsonl     one line a decision              out/model/                
 out/metrics.jsonl    one line an optimizer step       out/summary.json          how it ended, ledger, evaluations
 out/rates.jsonl      pass rates, prompt by prompt     out/buckets.json          difficulty of each prompt at the start
 out/samples.jsonl    what was written, for some prompts
+out/evaluations.jsonl    figures by difficulty        out/prompts.txt         what the training data were
 out/start/           the warm-started policy (chains, unless a model was given)
 """
 
@@ -19,18 +20,28 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from nevergiveup import build
-from nevergiveup.config import settings_from_json, settings_to_json
+from nevergiveup.checkpoints import (
+    LEARNER,
+    data_changes,
+    newest_checkpoint,
+    write_checkpoint,
+    write_json,
+    write_prompts,
+)
+from nevergiveup.config import differences, settings_from_json, settings_to_json
 from nevergiveup.diagnosis import diagnose
 from nevergiveup.evaluate import assign_buckets, mean_by_bucket, mean_pass_at_k
-from nevergiveup.events import Event, EventWriter, Graded, read_events
+from nevergiveup.events import Event, EventWriter, Graded, cut_events, event_parts
 from nevergiveup.loop import Loop, Step, TaskGrader
 from nevergiveup.metrics import Tally
+from nevergiveup.protocols import InfrastructureError
 from nevergiveup.report.live import View
 from nevergiveup.report.trackers import Trackers
 from nevergiveup.rewards import overlong_penalty
@@ -38,16 +49,16 @@ from nevergiveup.runtimes.here import HereRuntime, ThreadedLearner
 from nevergiveup.runtimes.process import ProcessRuntime
 from nevergiveup.samples import SampleLog
 from nevergiveup.scheduler import Scheduler
-from nevergiveup.settings import Settings
+from nevergiveup.settings import FIXED_KEYS, Settings
 from nevergiveup.strategies import Allocator, NeverGiveUp
 from nevergiveup.task_settings import TINY
 from nevergiveup.tasks.chains import Chains
 from nevergiveup.types import Completion, Exact, Grade, Request, Score, Unverified, exact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from nevergiveup.protocols import Engine, Grader, Task
+    from nevergiveup.protocols import Engine, Grader, Runtime, Task
 
 STOPS = {
     signal.SIGINT: "stopped by Ctrl-C",
@@ -56,8 +67,11 @@ STOPS = {
 }
 """Signals that end a run in good order, and the reason that is given."""
 
-GROWING = ("events", "metrics", "rates", "samples")
-"""Files of lines. A resume cuts them back to where the checkpoint was saved: what followed will happen again."""
+EVENTS = "events.jsonl"
+GROWING = ("metrics", "rates", "samples", "evaluations")
+"""Files of lines. A resume cuts them, and the events, back to where the checkpoint was saved: what followed happens again."""
+
+ACCEPT = "--accept-changes"
 
 DIAGNOSE_STEPS, DIAGNOSE_ROUNDS = 20, 1000
 """Optimizer steps, or scored rounds where there are no steps, after which what they came to is diagnosed."""
@@ -69,32 +83,63 @@ STEADY_FROM = 0.1
 """Idle shares of the summary leave out the first tenth of the steps, in which both sides start up."""
 
 
-def train(settings: Settings, out: Path, view: View, *, resume: bool = False) -> dict[str, Any]:
+def train(
+    settings: Settings, out: Path, view: View, *, resume: bool = False, accept_changes: bool = False
+) -> dict[str, Any]:
     """Trains until the settings say that it is enough, or until Ctrl-C; returns what summary.json holds.
 
-    resume: go on from the newest checkpoint in `out`, or from the start where there is none yet, with the settings that
-    are saved there.
+    resume: go on from the newest checkpoint in `out`, or from the start where there is none yet. Settings that do not change
+    what is computed may differ from the saved ones; others, and other data, are refused, unless `accept_changes`.
     Raises ValueError for bad input, before a model is loaded; whatever ends a run early is raised as it is.
     """
-    if resume:
-        settings = read_settings(out)
+    drop_chains = resume and _check_changes(read_settings(out), settings, accept_changes)
     task = build.check(settings)
     checkpoint = newest_checkpoint(out) if resume else None
-    if resume and checkpoint is None:  # it ended before the first one: begin again
-        for name in GROWING:
-            (out / f"{name}.jsonl").unlink(missing_ok=True)
-    if not resume and (out / "events.jsonl").exists():
+    if not resume and (out / EVENTS).exists() and (out / EVENTS).stat().st_size:
         raise ValueError(f"{out} holds another run: choose another folder, or go on with it (resume)")
     out.mkdir(parents=True, exist_ok=True)
     with _sole_user(out), build.make_pool(settings) as pool:
+        if checkpoint is None:  # where there was a run, it ended before the first one: begin again
+            for path in (*event_parts(out / EVENTS), *(out / f"{name}.jsonl" for name in GROWING)):
+                path.unlink(missing_ok=True)
+        if not resume:
+            settings = _with_own_start(settings, out)
         asyncio.run(build.prepare(settings, task, pool, view.note))
-        return _train(settings, out, view, task, TaskGrader(task, build.checker(settings, pool)), checkpoint)
+        grader = TaskGrader(task, build.checker(settings, pool))
+        return _train(settings, out, view, task, grader, _Resume(checkpoint, accept_changes, drop_chains))
 
 
-def _train(
-    settings: Settings, out: Path, view: View, task: Task, grader: Grader, checkpoint: Path | None
-) -> dict[str, Any]:
-    write_json(out / "config.json", settings_to_json(settings))
+@dataclass(frozen=True, slots=True)
+class _Resume:
+    """checkpoint: to go on from; None begins. accept_changes: other data are no error. drop_chains: see `load_state_dict`."""
+
+    checkpoint: Path | None
+    accept_changes: bool
+    drop_chains: bool
+
+
+def _check_changes(was: Settings, now: Settings, accept: bool) -> bool:
+    """Whether chains that are open cannot go on. Raises ValueError for changes that are refused."""
+    changes = differences(was, now)
+
+    def listed(keys: Iterable[str]) -> str:
+        return ", ".join(f"{key} was {changes[key][0]!r} and is {changes[key][1]!r} now" for key in keys)
+
+    if fixed := [key for key in changes if key in FIXED_KEYS]:
+        raise ValueError(
+            f"{listed(fixed)}: that would be another run; begin one from what this one has learned: ngu train --init RUN"
+        )
+    asked = [key for key in changes if not now.may_change(key)]
+    if asked and not accept:
+        raise ValueError(
+            f"the run was begun with other settings: {listed(asked)}. Leave them out to go on as before, or add {ACCEPT}"
+        )
+    return "strategy.name" in changes
+
+
+def _train(settings: Settings, out: Path, view: View, task: Task, grader: Grader, resume: _Resume) -> dict[str, Any]:
+    if resume.checkpoint is None:
+        write_json(out / "config.json", settings_to_json(settings))
     try:
         if not settings.model.path and isinstance(settings.task, TINY):
             start: Path | str = out / "start"
@@ -103,7 +148,7 @@ def _train(
         else:
             start = build.model_folder(settings)
         with closing(Trackers(settings.trackers, out, settings_to_json(settings))) as trackers:
-            return asyncio.run(_Run(settings, out, view, trackers, task, grader, start, checkpoint).run())
+            return asyncio.run(_Run(settings, out, view, trackers, task, grader, start, resume).run())
     finally:
         view.close()
 
@@ -132,21 +177,17 @@ def read_settings(out: Path) -> Settings:
         raise ValueError(f"{path}: {error}; it was changed or damaged since the run was started") from error
 
 
-def newest_checkpoint(out: Path) -> Path | None:
-    """The complete checkpoint of most steps in a run folder."""
-    complete = [path for path in (out / "checkpoints").glob("step-*") if path.name[5:].isdigit()]
-    return max(complete, key=lambda path: int(path.name[5:]), default=None)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replaces the file at once: a reader sees the old or the new content, never half of it."""
-    temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("w") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+def _with_own_start(settings: Settings, out: Path) -> Settings:
+    """A run that begins with a checkpoint of another one keeps a copy of its policy: the other run may remove it."""
+    checkpoint = Path(settings.model.path)
+    if not (checkpoint / "learner.json").is_file():
+        return settings
+    half_made = out / ".start.new"
+    shutil.rmtree(half_made, ignore_errors=True)
+    shutil.copytree(checkpoint, half_made, ignore=shutil.ignore_patterns("learner.json", "optimizer.safetensors"))
+    shutil.rmtree(out / "start", ignore_errors=True)
+    half_made.rename(out / "start")
+    return replace(settings, model=replace(settings.model, path=str((out / "start").absolute())))
 
 
 def _warm_start(settings: Settings, folder: Path, progress: build.Progress) -> None:
@@ -168,7 +209,7 @@ class _Run:
         task: Task,
         grader: Grader,
         start: Path | str,
-        checkpoint: Path | None,
+        resume: _Resume,
     ) -> None:
         self.settings = settings
         self.task = task
@@ -177,7 +218,8 @@ class _Run:
         self.view = view
         self.trackers = trackers
         self.start = start
-        self.checkpoint = checkpoint
+        self.resume = resume
+        self.is_unsaved = False  # the last checkpoint could not be written
         self.began = time.perf_counter()
         self.earlier_s = 0.0  # of the parts before a resume
         self.total = Tally()
@@ -209,28 +251,11 @@ class _Run:
         model = build.load_model(self.start, settings.model.dtype)
         self.learner = build.make_learner(settings, model, self.tokenizer, self.start)
         self.model = model
-        self.scheduler = self._make_scheduler()
-        if self.checkpoint:
-            self._restore(self.checkpoint)
-        self.view.begin(
-            f"{settings.task.name}, {settings.strategy.name}", self._facts(), settings.steps, settings.max_completions
-        )
-        steps = {row["step"] for row in self.evaluations}
-        for row in self.evaluations:  # a resumed run shows where it began and where it is
-            if row["step"] in (min(steps), max(steps)):
-                self.view.evaluated(row["split"], row["pass_rates"], row["step"])
-        if not self.evaluations:
-            (self.out / "rates.jsonl").write_text("")
-            if rates := build.probed_rates(settings):
-                ids = {prompt.id for prompt in (*self.data.train, *self.data.heldout)}
-                self._place({prompt_id: rate for prompt_id, rate in rates.items() if prompt_id in ids}, "probe")
-                self.view.note(
-                    f"{len(self.buckets)} of {len(ids)} prompts have a difficulty, from {settings.eval.buckets}"
-                )
-            await self._evaluate(0)
-        self.total.bucket_of = self.window.bucket_of = self.buckets
-
-        self.writer = EventWriter(self.out / "events.jsonl", self.seconds)
+        state = self._restore(self.resume.checkpoint) if self.resume.checkpoint else None
+        write_json(self.out / "config.json", settings_to_json(settings))
+        write_prompts(self.out, self.data.train)
+        self.total.bucket_of = self.window.bucket_of = self.recent.bucket_of = self.buckets
+        self.writer = EventWriter(self.out / EVENTS, self.seconds)
         self.metrics_file = (self.out / "metrics.jsonl").open("a", encoding="utf-8")
         self.samples = SampleLog(
             self.out / "samples.jsonl",
@@ -240,14 +265,26 @@ class _Run:
             clock=self.seconds,
             read=lambda tokens: str(self.tokenizer.decode(list(tokens))),
         )
-        runtime = ProcessRuntime() if settings.runtime == "process" else HereRuntime()
+        self.scheduler = self._make_scheduler()
+        if state is not None:
+            self.scheduler.load_state_dict(state, drop_chains=self.resume.drop_chains)
+        runtime = self._make_runtime()
         try:
+            await self._show_and_evaluate_start()
             engine: Engine = await runtime.place(
                 build.make_engine, "engine", self.start, **build.engine_arguments(settings, n_threads)
             )
-            if self.checkpoint:
+            if state is not None:
                 await engine.load(await self.learner.weights(), self.learner.version)
-            reason = await self._loop(engine)
+                if (
+                    self.learner.version > self.scheduler.version
+                ):  # it was saved because the engine could not be reached
+                    self.scheduler.publish(self.learner.version)
+            try:
+                reason = await self._loop(engine)
+            except Exception as error:
+                self._save_after(error)
+                raise
             await engine.close()
             return await self._finish(reason)
         finally:
@@ -255,6 +292,29 @@ class _Run:
             self.writer.close()
             self.samples.close()
             self.metrics_file.close()
+
+    def _make_runtime(self) -> Runtime:
+        if self.settings.runtime == "here":
+            return HereRuntime()
+        return ProcessRuntime(max_restarts=self.settings.engine_restarts, note=self.view.note)
+
+    async def _show_and_evaluate_start(self) -> None:
+        settings = self.settings
+        self.view.begin(
+            f"{settings.task.name}, {settings.strategy.name}", self._facts(), settings.steps, settings.max_completions
+        )
+        steps = {row["step"] for row in self.evaluations}
+        for row in self.evaluations:  # a resumed run shows where it began and where it is
+            if row["step"] in (min(steps), max(steps)):
+                self.view.evaluated(row["split"], row["pass_rates"], row["step"])
+        if not self.evaluations:
+            if rates := build.probed_rates(settings):
+                ids = {prompt.id for prompt in (*self.data.train, *self.data.heldout)}
+                self._place({prompt_id: rate for prompt_id, rate in rates.items() if prompt_id in ids}, "probe")
+                self.view.note(
+                    f"{len(self.buckets)} of {len(ids)} prompts have a difficulty, from {settings.eval.buckets}"
+                )
+            await self._evaluate(0)
 
     def _make_scheduler(self) -> Scheduler:
         settings = self.settings
@@ -342,7 +402,9 @@ class _Run:
             on_graded=self._on_graded,
             on_step=lambda step: self._on_step(step, engine),
             stall_s=settings.stall_s,
+            sync_s=settings.sync_s,
         )
+        self.loop = loop
         self.counters = await engine.counters()
         self.stepped_at = time.perf_counter()
         self.eval_s = 0.0
@@ -365,15 +427,19 @@ class _Run:
         began = time.perf_counter()
         if settings.eval.every and step.version % settings.eval.every == 0:
             await self._evaluate(step.version)
-        if step.version % settings.checkpoint_every == 0:
-            self._save()
+        if self.is_unsaved or step.version % settings.checkpoint_every == 0:
+            await self._save_if_possible()
         self.eval_s = time.perf_counter() - began
 
     async def _row(self, step: Step, engine: Engine) -> dict[str, float]:
-        counters = await engine.counters()
+        try:
+            counters = await engine.counters()
+        except InfrastructureError:  # it has just died: the loop finds out what that means
+            counters = self.counters
         now = time.perf_counter()
         interval_s = max(now - self.stepped_at - self.eval_s, 1e-9)
-        delta = {name: value - self.counters.get(name, 0.0) for name, value in counters.items()}
+        before = self.counters if counters["tokens"] >= self.counters["tokens"] else {}  # a new engine counts from 0
+        delta = {name: value - before.get(name, 0.0) for name, value in counters.items()}
         # While an evaluation holds the trainer up the engine runs into back-pressure: that wait is not the engine's.
         engine_idle_s = max(delta["waiting_s"] - self.eval_s, 0.0)
         self.steady.append((interval_s, min(engine_idle_s, interval_s), min(step.waited_s, interval_s)))
@@ -468,6 +534,8 @@ class _Run:
         """n: samples behind each of the rates; None where they are exact."""
         row = {"split": split, "step": step, "completions": self.scheduler.ledger.drawn, "pass_rates": figures}
         self.evaluations.append(row)
+        with (self.out / "evaluations.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
         self.trackers.log({f"eval/{split}/{name}": rate for name, rate in figures.items()}, step)
         whole = {"split": split, "step": step, "completions": row["completions"], "n": n, "rates": rates}
         with (self.out / "rates.jsonl").open("a", encoding="utf-8") as file:
@@ -476,65 +544,112 @@ class _Run:
 
     # ------------------------------------------------------------- checkpoints
 
-    def _save(self) -> None:
-        """A checkpoint that appears whole or not at all; older ones than the last few are removed."""
-        self.scheduler.check_balance()
-        folder = self.out / "checkpoints" / f"step-{self.learner.version:06d}"
-        half_made = folder.with_name(f".{folder.name}.new")
-        shutil.rmtree(half_made, ignore_errors=True)
-        half_made.mkdir(parents=True)
-        self.learner.save(half_made / "learner")
-        write_json(half_made / "scheduler.json", self.scheduler.state_dict())
-        write_json(
-            half_made / "run.json",
-            {
-                "seconds": self.seconds(),
-                "bytes": self._sync(),
-                "evaluations": self.evaluations,
-                "buckets": self.buckets,
-                "initial_rates": self.initial,
-            },
-        )
-        old_one = folder.with_name(f".{folder.name}.old")
-        shutil.rmtree(old_one, ignore_errors=True)
-        if folder.exists():
-            folder.rename(old_one)
-        half_made.rename(folder)
-        shutil.rmtree(old_one, ignore_errors=True)
-        complete = sorted(self.out.glob("checkpoints/step-*"))
-        for old in complete[: -self.settings.keep_checkpoints]:
-            shutil.rmtree(old)
+    async def _save_if_possible(self) -> None:
+        """A full disk does not end a run: it is tried again after the next step. Where a run is to be replayed, everything that
+        is under way is waited for first, so that a resume loses nothing and repeats the uninterrupted run."""
+        if self.settings.runtime == "here":
+            await self.loop.drain()
+        try:
+            self._save()
+        except OSError as error:
+            if not self.is_unsaved:
+                self.view.note(
+                    f"the checkpoint of step {self.learner.version} cannot be written ({error}): make room; it is tried again "
+                    "after every step"
+                )
+            self.is_unsaved = True
 
-    def _sync(self) -> dict[str, int]:
+    def _save(self) -> None:
+        """Raises AssertionError when the books do not balance, and OSError for a full disk."""
+        self._check_books()
+        places = self._sync()
+
+        def fill(folder: Path) -> None:
+            self.learner.save(folder / LEARNER)
+            write_json(folder / "scheduler.json", self.scheduler.state_dict())
+            write_json(
+                folder / "run.json",
+                {
+                    "seconds": self.seconds(),
+                    "places": places,
+                    "buckets": self.buckets,
+                    "initial_rates": self.initial,
+                    "total": self.total.state_dict(),
+                },
+            )
+
+        write_checkpoint(self.out, self.learner.version, fill, keep=self.settings.keep_checkpoints)
+        self.is_unsaved = False
+
+    def _save_after(self, error: Exception) -> None:
+        """What there is when the run fails, unless a batch is lost: then the last checkpoint is what to go on from."""
+        is_lost = self.scheduler.is_training and self.learner.version == self.scheduler.version
+        if is_lost or isinstance(error, AssertionError):
+            return
+        try:
+            self._save()
+        except (OSError, AssertionError) as another:
+            self.view.note(f"no checkpoint could be written at the end: {another}")
+
+    def _check_books(self) -> None:
+        """Every completion has one fate, and the events tell of the same ones as the ledger."""
+        self.scheduler.check_balance()
+        counts, ledger = self.total.completions.get("all", Counter()), self.scheduler.ledger
+        for fate in ("drawn", "trained", "left_out", "reissued"):
+            if counts[fate] != getattr(ledger, fate):
+                raise AssertionError(
+                    f"the ledger has {getattr(ledger, fate)} completions {fate}, the events {counts[fate]}"
+                )
+
+    def _sync(self) -> dict[str, int | list[int]]:
         """Waits until all that was written is on the disk; returns the lengths of the files."""
         self.metrics_file.flush()
         os.fsync(self.metrics_file.fileno())
-        self.writer.sync()
         self.samples.sync()
-        return {name: (self.out / f"{name}.jsonl").stat().st_size for name in GROWING}
+        places: dict[str, int | list[int]] = {"events": list(self.writer.sync())}
+        for name in GROWING:
+            path = self.out / f"{name}.jsonl"
+            places[name] = path.stat().st_size if path.exists() else 0
+        return places
 
-    def _restore(self, checkpoint: Path) -> None:
+    def _restore(self, checkpoint: Path) -> dict[str, Any]:
+        """Returns the state of the scheduler. Raises ValueError for what does not fit, before anything is changed."""
+        if (changes := data_changes(self.out, self.data.train)) and not self.resume.accept_changes:
+            raise ValueError(
+                f"the data changed since the run was started: {changes}. Bring them back, or add {ACCEPT}: what is open is "
+                "then dropped, and a new pass begins"
+            )
         try:
-            self.learner.restore(checkpoint / "learner")
-            self.scheduler.load_state_dict(json.loads((checkpoint / "scheduler.json").read_text()))
+            state: dict[str, Any] = json.loads((checkpoint / "scheduler.json").read_text())
             saved = json.loads((checkpoint / "run.json").read_text())
+            self.earlier_s = saved["seconds"]
+            self.buckets = saved["buckets"]
+            self.initial = saved["initial_rates"]
+            self.total = Tally.from_state(saved["total"], self.buckets)
+            self.learner.restore(checkpoint / LEARNER)
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(
                 f"{checkpoint} cannot be restored: {error}. If it is damaged, remove it to go on from the one before"
             ) from error
-        self.earlier_s = saved["seconds"]
-        self.evaluations = saved["evaluations"]
-        self.buckets = self.total.bucket_of = saved["buckets"]
-        self.initial = saved["initial_rates"]
-        for name, n_bytes in saved["bytes"].items():
+        if changes:
+            self.view.note(f"the data changed: {changes}; what was open is dropped, and a new pass begins")
+            self.resume = replace(self.resume, drop_chains=True)
+        places = saved["places"]
+        for name in GROWING:
             path = self.out / f"{name}.jsonl"
-            if not path.is_file() or path.stat().st_size < n_bytes:
+            if places[name] and (not path.is_file() or path.stat().st_size < places[name]):
                 raise ValueError(
-                    f"{path} is shorter than when {checkpoint} was saved ({n_bytes} bytes): it was changed"
+                    f"{path} is shorter than when {checkpoint} was saved ({places[name]} bytes): it was changed"
                 )
-            os.truncate(path, n_bytes)
-        for _, event in read_events(self.out / "events.jsonl"):
-            self.total.add(event)
+        cut_events(self.out / EVENTS, *places["events"])
+        for name in GROWING:
+            if places[name]:
+                os.truncate(self.out / f"{name}.jsonl", places[name])
+            else:
+                (self.out / f"{name}.jsonl").unlink(missing_ok=True)
+        with suppress(FileNotFoundError), (self.out / "evaluations.jsonl").open(encoding="utf-8") as file:
+            self.evaluations = [json.loads(line) for line in file]
+        return state
 
     async def _finish(self, reason: str) -> dict[str, Any]:
         stopped = reason in STOPS.values()

@@ -16,10 +16,13 @@ from nevergiveup.events import (
     Judged,
     Planned,
     Published,
+    Reissued,
     Trained,
     WentStale,
+    cut_events,
     decode,
     encode,
+    event_parts,
     read_events,
 )
 
@@ -44,6 +47,7 @@ EVENTS: list[Event] = [
         gradient_norm=0.25, version=7,
     ),
     WentStale(prompt="p3", epoch=2, n=2, closed=False, version=9),
+    Reissued(request=None, prompt="p3", epoch=2, n=5),
     Published(version=8),
 ]  # fmt: skip
 
@@ -95,8 +99,7 @@ def test_written_events_are_read_back(tmp_path: Path) -> None:
     writer = EventWriter(path, lambda: next(times))
     for event in EVENTS[:4]:
         writer.write(event)
-    n_bytes = writer.sync()
-    assert n_bytes == path.stat().st_size
+    assert writer.sync() == (0, path.stat().st_size)
     for event in EVENTS[4:]:
         writer.write(event)
     writer.close()
@@ -110,6 +113,39 @@ def test_a_second_writer_goes_on_where_the_first_stopped(tmp_path: Path) -> None
         writer.write(event)
         writer.close()
     assert [event for _, event in read_events(path)] == EVENTS[:2]
+
+
+def test_a_log_is_kept_in_parts_and_can_be_cut_back_to_any_place(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    writer = EventWriter(path, lambda: 1.0, part_bytes=100)
+    places, n_events = [writer.sync()], 4 * len(EVENTS)
+    for event in 4 * EVENTS:
+        writer.write(event)
+        places.append(writer.sync())
+    writer.close()
+    parts = event_parts(path)
+    assert len(parts) > 12
+    assert parts[11] == tmp_path / "events.11.jsonl", "in order of number, not of name"
+    assert max(part.stat().st_size for part in parts) < 100 + max(len(encode(event, 1.0)) + 2 for event in EVENTS)
+    assert [event for _, event in read_events(path)] == 4 * EVENTS
+    for n in range(n_events, -1, -3):
+        cut_events(path, *places[n])
+        assert [event for _, event in read_events(path)] == (4 * EVENTS)[:n]
+    writer = EventWriter(path, lambda: 1.0, part_bytes=100)
+    writer.write(EVENTS[0])
+    writer.close()
+    assert [event for _, event in read_events(path)] == [*(4 * EVENTS)[:n], EVENTS[0]]
+    with pytest.raises(ValueError, match=r"events\.1\.jsonl is shorter than 60 bytes"):
+        cut_events(path, 1, 60)
+
+
+def test_a_cut_line_is_left_out_in_the_last_part_only(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    line = encode(EVENTS[0])
+    path.write_text(f"{line}\n{line[:50]}")
+    (tmp_path / "events.1.jsonl").write_text(f"{line}\n")
+    with pytest.raises(ValueError, match=r"events\.jsonl, line 2: "):
+        list(read_events(path))
 
 
 def test_a_last_line_cut_anywhere_is_left_out(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from nevergiveup.events import Judged, Planned
 from nevergiveup.loop import GraderBroken, Loop, Stalled, TaskGrader
-from nevergiveup.protocols import InfrastructureError
+from nevergiveup.protocols import InfrastructureError, Restarted
 from nevergiveup.scheduler import Scheduler
 from nevergiveup.strategies import STRATEGIES, FixedK, GvmRaft, NeverGiveUp
 from nevergiveup.types import Attempt, Completion, Prompt, Unverified, completion_seeds
@@ -92,6 +92,7 @@ def make(
     task=None,
     n_steps=10,
     stall_s=5.0,
+    sync_s=5.0,
     truncated_is_wrong=True,
     shape=None,
     **options,
@@ -102,7 +103,7 @@ def make(
     learner = CountingLearner()
     loop = Loop(
         scheduler, engine or DiceEngine(), TaskGrader(task or DigitTask()), learner,
-        n_steps=n_steps, max_in_flight=32, stall_s=stall_s, truncated_is_wrong=truncated_is_wrong, shape=shape,
+        n_steps=n_steps, max_in_flight=32, stall_s=stall_s, sync_s=sync_s, truncated_is_wrong=truncated_is_wrong, shape=shape,
     )  # fmt: skip
     return loop, scheduler, learner, events
 
@@ -261,9 +262,98 @@ def test_an_engine_that_never_takes_new_weights_is_noticed():
         async def load(self, weights, version):
             await asyncio.Event().wait()
 
-    loop, *_ = make(prompts(0.5), engine=Stuck(), stall_s=0.2)
+    loop, scheduler, *_ = make(prompts(0.5), engine=Stuck(), sync_s=0.2)
     with pytest.raises(Stalled, match=r"did not take the weights of version 1 within 0\.2 s"):
         run(loop)
+    assert scheduler.version == 0
+
+
+class BadSync(DiceEngine):
+    """Loses the first `n` tries to bring it version 3."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.n = n
+
+    async def load(self, weights, version):
+        if version == 3 and self.n:
+            self.n -= 1
+            raise InfrastructureError("answer 500")
+        await super().load(weights, version)
+
+
+def test_the_version_moves_only_when_the_engine_has_acknowledged_it():
+    """Case C30 (a)."""
+    loop, scheduler, learner, _ = make(prompts(0.5), engine=BadSync(1000))
+    with pytest.raises(InfrastructureError, match="answer 500"):
+        run(loop)
+    assert scheduler.version == 2
+    assert learner.version == 3
+    assert scheduler.is_training
+    scheduler.publish(learner.version)  # what a start with these weights does
+    scheduler.check_balance()
+    again = Loop(scheduler, DiceEngine(), TaskGrader(DigitTask()), learner, n_steps=10, max_in_flight=32, stall_s=5)
+    for request in list(scheduler._in_flight):  # the old engine is gone, and what it was at work on
+        scheduler.fail(request, "gone")
+    run(again)
+    assert scheduler.version == 10
+
+
+def test_a_sync_that_fails_now_and_then_is_tried_again():
+    loop, scheduler, *_ = make(prompts(0.5), engine=BadSync(2))
+    run(loop)
+    assert scheduler.version == 10
+
+
+def test_what_a_restarted_engine_lost_is_asked_again_however_much_it_is():
+    """Each request is lost once, all in a row: more of them than an engine that only fails may lose."""
+
+    class Dies(DiceEngine):
+        def __init__(self):
+            super().__init__()
+            self.seen = set()
+
+        async def sample(self, prompt, n, seed):
+            if prompt.id not in self.seen and len(self.seen) < 40:
+                self.seen.add(prompt.id)
+                await asyncio.sleep(0)
+                raise Restarted("the engine died and is started again")
+            return await super().sample(prompt, n, seed)
+
+    loop, scheduler, *_ = make(prompts(0.5, n=100), engine=Dies(), max_pending=64)
+    run(loop)
+    assert scheduler.version == 10
+    assert scheduler.ledger.failed == 160
+    assert scheduler.ledger.chains["failed"] == 0
+    scheduler.check_balance()
+
+
+def test_a_step_that_hangs_is_noticed():
+    loop, scheduler, learner, _ = make(prompts(0.5), stall_s=0.2)
+
+    async def hang(batch):
+        await asyncio.Event().wait()
+
+    learner.step = hang
+    with pytest.raises(Stalled, match=r"step that makes version 1 took longer than 0\.2 s"):
+        run(loop)
+    assert scheduler.version == 0
+
+
+def test_after_a_drain_nothing_is_under_way_and_the_run_goes_on():
+    loop, scheduler, _learner, _ = make(prompts(0.5, n=200), max_pending=32)
+    under_way = []
+
+    async def on_step(step):
+        before = len(scheduler._in_flight)
+        await loop.drain()
+        under_way.append((before, len(scheduler._in_flight)))
+
+    loop.on_step = on_step
+    run(loop)
+    assert len(under_way) == 10
+    assert all(after == 0 for _, after in under_way)
+    assert sum(before for before, _ in under_way) > 10
 
 
 def test_stop_ends_after_the_running_step():

@@ -1,8 +1,9 @@
 """What a run says about itself (case C28), in figures and in words."""
 
+import json
 from fractions import Fraction
 
-from nevergiveup.events import Dispatched, Judged, Trained
+from nevergiveup.events import Dispatched, Failed, Graded, Judged, Planned, Reissued, Trained, WentStale
 from nevergiveup.metrics import Tally
 
 
@@ -88,3 +89,33 @@ def test_every_completion_of_a_bucket_has_one_fate():
         assert sum(counts.values()) == drawn
     assert tally.completions["hard"]["stale"] == 2
     assert tally.figures()["age_mean"] == 2 / 6
+
+
+def test_a_tally_goes_on_where_it_was_saved():
+    """Through JSON, at any moment, with fractions and numbers as keys."""
+    events = [
+        Dispatched(0, "a", 0, 1, 4, 1, 0),
+        Graded(0, "a", 4, {"no answer": 1}, {"too slow": 2}, {"format": 0.5}),
+        judged([Fraction(1, 3), 1, 0], "train", prompt="a", n_unverified=1),
+        Trained("a", 0, 2, 3, 1, 8, Fraction(4, 3), (-1, 0, 2), 3),
+        judged([0, 0], "give_up", "given_up", prompt="b", tried=6, n_fresh=2),
+        Planned("b", 0, "retry", 12, "", 1, 4, 1, 4, None, 3),
+        WentStale("a", 1, 4, True, 5),
+        Failed(7, "b", 1, 4, "lost", True),
+        Reissued(8, "b", 1, 4),
+        Reissued(None, "a", 1, 3),
+    ]
+    buckets = {"a": "hard"}
+    for n in range(len(events) + 1):
+        straight, first = Tally(buckets), Tally(buckets)
+        for event in events:
+            straight.add(event)
+        for event in events[:n]:
+            first.add(event)
+        second = Tally.from_state(json.loads(json.dumps(first.state_dict())), buckets)
+        assert second == first
+        for event in events[n:]:
+            second.add(event)
+        assert second == straight
+    assert straight.figures()["completions/all/reissued"] == 7
+    assert straight.figures()["completions/hard/reissued"] == 3

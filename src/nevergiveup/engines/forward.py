@@ -63,6 +63,11 @@ class RowCache(Cache):
         self._sides: list[Tensor] = []  # the same in its present shape
         self._cells = torch.zeros(0)
 
+    def clear(self) -> None:
+        """No row is in use: what comes next is computed as if it were the first."""
+        self._n_used = self._n_columns = 0
+        self._sides = [side[:, :, :0] for side in self._sides]
+
     def arrange(self, n_used: int, source: Array, target: Array) -> None:
         """Copy source rows to target rows (ascending); from now on, the first n_used rows matter."""
         self._n_used = n_used

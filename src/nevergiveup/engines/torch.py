@@ -214,6 +214,7 @@ class TorchEngine:
                 self._step()
             self._counters["busy_s"] += time.perf_counter() - start
             await asyncio.sleep(0)
+        self._forward.cache.clear()  # its width must not depend on what ran before, nor the last bits of what comes
 
     def _after_pump(self, pump: asyncio.Task[None]) -> None:
         if pump.cancelled():

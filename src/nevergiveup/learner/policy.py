@@ -44,8 +44,11 @@ from nevergiveup.types import Attempt, Batch, Group, Metrics, Prompt
 Schedule: TypeAlias = Literal["constant", "cosine"]
 Truncated: TypeAlias = Literal["wrong", "mask", "keep"]
 
-FORMAT = 1
+FORMAT = 2
 """Of the checkpoint; another number is refused."""
+
+WEIGHTS = "model.safetensors"
+"""As `from_pretrained` calls them: a checkpoint is a model folder, too."""
 
 
 @dataclass(slots=True)
@@ -366,7 +369,8 @@ class TorchLearner:
         return self._lr * 0.5 * (1 + math.cos(math.pi * progress))
 
     def save(self, folder: Path) -> None:
-        """Weights, optimizer state and version, which is also the place in the schedule. Replaces `folder` at once."""
+        """A Hugging Face folder as of `export`, with the optimizer's state and the version, which is also the place in the
+        schedule. Replaces `folder` at once."""
         state = self._optimizer.state
         moments = {
             f"{key}/{name}": value.detach().cpu().contiguous()
@@ -376,7 +380,8 @@ class TorchLearner:
 
         def write(temporary: Path) -> None:
             weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self._own_state().items()}
-            save_file(weights, temporary / "weights.safetensors")
+            save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+            self._save_configuration(temporary)
             save_file(moments, temporary / "optimizer.safetensors")
             (temporary / "learner.json").write_text(json.dumps({"format": FORMAT, "version": self.version}) + "\n")
 
@@ -390,7 +395,7 @@ class TorchLearner:
         head = json.loads((folder / "learner.json").read_text())
         if head.get("format") != FORMAT:
             raise ValueError(f"{folder}: checkpoint format is {head.get('format')}; this version reads format {FORMAT}")
-        weights = load_file(folder / "weights.safetensors")
+        weights = load_file(folder / WEIGHTS)
         moments = load_file(folder / "optimizer.safetensors")
         own = self._own_state()
         for name in sorted(own.keys() | weights.keys()):
@@ -417,10 +422,16 @@ class TorchLearner:
 
         def write(temporary: Path) -> None:
             self._bare_model.save_pretrained(temporary)
-            if self._tokenizer is not None:
-                self._tokenizer.save_pretrained(temporary)
+            self._save_configuration(temporary)
 
         _replace_folder(folder, write)
+
+    def _save_configuration(self, folder: Path) -> None:
+        self._bare_model.config.save_pretrained(folder)
+        if self._bare_model.generation_config is not None:
+            self._bare_model.generation_config.save_pretrained(folder)
+        if self._tokenizer is not None:
+            self._tokenizer.save_pretrained(folder)
 
     def _samples(self, batch: Batch) -> tuple[list[Sample], int, int]:
         """Completions with a trained token; how many completions have a weight; how many of those are truncated."""
