@@ -4,9 +4,9 @@
     python benchmarks/chaos.py trouble [--n 60]    kill -9 of engine, graders and trainer, engines and graders that stand still,
                                                    weight syncs that fail or come late, a disk that is full (10 minutes)
 
-Both end with 1 when a law is broken: after every end of a process the checkpoint that is there is whole; at the end every prompt
-has exactly one outcome an epoch, and the events, the ledger and the metrics agree. `kills` also compares the pass rates with those
-of runs that nobody disturbed, from the same start with the same budget.
+Both end with 1 when a law is broken: after every end of a process the checkpoint that is there is whole; at the end every
+prompt has exactly one outcome an epoch, and the events, the ledger and the metrics agree. `kills` also compares the pass rates
+with those of runs that nobody disturbed, from the same start with the same budget.
 """
 
 from __future__ import annotations

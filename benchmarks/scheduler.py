@@ -2,15 +2,19 @@
 
     python benchmarks/scheduler.py                       groups a second with 1,000,000 prompts
     python benchmarks/scheduler.py memory --groups 10_000_000    resident memory over a long run
+    python benchmarks/scheduler.py day                   24 hours at 50 groups a second (4,320,000): memory, checkpoints, books
 
 A group is one round of K = 4 completions: next, deliver (which judges), take (which weighs) and publish are all counted. Pass
 rates are .95, .5, .1 and .005 in equal parts; up to 64 rounds are in flight and come back in random order. Exits with 1 when
-a target is missed: 10,000 groups a second; resident memory after the last million groups within 4 MB of that after the first.
+a target is missed: 10,000 groups a second; resident memory after the last million groups within 4 MB of that after the first;
+no checkpoint of the day more than 10 % larger than the largest of the first ten. In `day` every attempt carries its completion
+of 16 tokens, as it does in a run, and a checkpoint is taken twice an hour.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,14 +25,14 @@ from time import perf_counter, process_time
 from nevergiveup.events import Event, EventSink, EventWriter
 from nevergiveup.scheduler import Scheduler
 from nevergiveup.strategies import FixedK, NeverGiveUp, Strategy
-from nevergiveup.types import Attempt, Prompt
+from nevergiveup.types import Attempt, Completion, Prompt
 
 PASS_RATES = (0.95, 0.5, 0.1, 0.005)
 TARGET_GROUPS_PER_S = 10_000
 TARGET_GROWTH_MB = 4.0
 
 
-def drive(scheduler: Scheduler, seed: int = 0) -> Iterator[None]:
+def drive(scheduler: Scheduler, seed: int = 0, n_tokens: int = 0) -> Iterator[None]:
     """Plays the engine, the grader and the trainer; yields after every group that came back."""
     rng = Random(seed)
     in_flight = []
@@ -44,7 +48,13 @@ def drive(scheduler: Scheduler, seed: int = 0) -> Iterator[None]:
         request = in_flight.pop()
         pass_rate = PASS_RATES[int(request.prompt.id) % 4]
         version = scheduler.version
-        scheduler.deliver(request.id, [Attempt(int(rng.random() < pass_rate), version) for _ in range(request.n)])
+        completion = None
+        if n_tokens:
+            logprobs = tuple(-rng.random() for _ in range(n_tokens))
+            completion = Completion(tuple(range(n_tokens)), logprobs, "", "stop", version, version)
+        scheduler.deliver(
+            request.id, [Attempt(int(rng.random() < pass_rate), version, completion) for _ in range(request.n)]
+        )
         if scheduler.take() is not None:
             n_steps += 1
             scheduler.publish(n_steps)
@@ -118,14 +128,44 @@ def measure_memory(n_prompts: int, n_groups: int) -> bool:
     return growth <= TARGET_GROWTH_MB
 
 
+def measure_day(n_prompts: int, n_groups: int) -> bool:
+    scheduler = Scheduler(NeverGiveUp(), [Prompt(str(i)) for i in range(n_prompts)], n_groups=64, on_event=ignore)
+    run = drive(scheduler, n_tokens=16)
+    sizes: list[float] = []
+    resident: list[float] = []
+    for half_hour in range(1, 2 * 24 + 1):
+        for _ in range(n_groups // 48):
+            next(run)
+        scheduler.check_balance()
+        resident.append(resident_mb())
+        sizes.append(len(json.dumps(scheduler.state_dict())) / 1e6)
+        if half_hour % 4 == 0:
+            print(
+                f"{half_hour // 2:>2} h  {half_hour * (n_groups // 48):>9,} groups  epoch {scheduler.epoch:>3}  resident "
+                f"{resident[-1]:.1f} MB  checkpoint {sizes[-1]:.3f} MB",
+                flush=True,
+            )
+    early, late = max(sizes[:10]), max(sizes[10:])
+    growth = resident[-1] - resident[9]
+    print(f"largest checkpoint: {early:.3f} MB of the first ten, {late:.3f} MB later on")
+    print(f"resident after the tenth checkpoint and at the end: {resident[9]:.1f} and {resident[-1]:.1f} MB")
+    return late <= 1.1 * early and growth <= TARGET_GROWTH_MB
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", nargs="?", choices=["speed", "memory"], default="speed")
-    parser.add_argument("--prompts", type=int, help="size of the data set: 1,000,000 for speed, 100,000 for memory")
-    parser.add_argument("--groups", type=int, help="groups to play: 100,000 for each speed, 10,000,000 for memory")
+    parser.add_argument("what", nargs="?", choices=["speed", "memory", "day"], default="speed")
+    parser.add_argument(
+        "--prompts", type=int, help="size of the data set: 1,000,000 for speed, 100,000 for memory, 40,000 for day"
+    )
+    parser.add_argument(
+        "--groups", type=int, help="groups to play: 100,000 for each speed, 10,000,000 for memory, 4,320,000 for day"
+    )
     args = parser.parse_args()
     if args.what == "speed":
         met = measure_speed(args.prompts or 1_000_000, args.groups or 100_000)
+    elif args.what == "day":
+        met = measure_day(args.prompts or 40_000, args.groups or 4_320_000)
     else:
         met = measure_memory(args.prompts or 100_000, args.groups or 10_000_000)
     sys.exit(0 if met else 1)

@@ -2,9 +2,9 @@
 
     python benchmarks/study_revival.py [--seeds 0 1 2] [--out runs/study-revival] [--page docs/results/revival.md]
 
-GRPO with K = 4 trains until its extra-hard bucket has stopped moving; `ngu train --init RUN` then begins two runs from what it has
-learned, with the same budget: GRPO once more, and NGU. One process a core, one torch thread each, runtime "here". What is in the
-folder already is not run again.
+GRPO with K = 4 trains until its extra-hard bucket has stopped moving; `ngu train --init RUN` then begins two runs from what it
+has learned, with the same budget: GRPO once more, and NGU. One process a core, one torch thread each, runtime "here". What is
+in the folder already is not run again.
 """
 
 from __future__ import annotations
@@ -101,20 +101,25 @@ def page(seeds: Sequence[int], out: Path) -> str:
         values = {bucket: [row["pass_rates"][bucket] for row in rows] for bucket in (*BUCKETS, "all")}
         return " | ".join(f"**{mean(v):.3f}** ({min(v):.3f}-{max(v):.3f})" for v in values.values())
 
+    table = {
+        "*at the very beginning*": [rows[0] for rows in first.values()],
+        f"*{STRETCH} steps before the first run ends*": [
+            _at(rows, rows[-1]["step"] - STRETCH) for rows in first.values()
+        ],
+        "*where the first run ends*": [rows[-1] for rows in first.values()],
+        **{label: list(ends[name].values()) for name, label in ARMS.items()},
+    }
     lines = [
         "# Revival: a run that stopped learning, continued with NGU", "",
-        f"Written by `make study-revival`; do not edit. Seeds {', '.join(map(str, seeds))}; nothing was left out or chosen by its "
-        "outcome.", "",
-        f"The task `chains` (preset \"study\"). GRPO with K = {K} trains, {64 * K} completions a step, until the extra-hard bucket "
-        f"(held out, exact) gained less than {GAIN} in {STRETCH} steps: after {', '.join(map(str, steps))} steps. From what it has "
-        f"learned, `ngu train --init RUN --strategy ...` begins two runs of {BUDGET:,} completions each, with a fresh optimizer: GRPO "
-        "once more, and NGU. The buckets stay those of the very beginning. Groups per batch of NGU: as many as "
-        f"{64 * K} completions buy when it takes over.", "",
+        f"Written by `make study-revival`; do not edit. Seeds {', '.join(map(str, seeds))}; nothing was left out or chosen by "
+        "its outcome.", "",
+        f"The task `chains` (preset \"study\"). GRPO with K = {K} trains, {64 * K} completions a step, until the extra-hard "
+        f"bucket (held out, exact) gained less than {GAIN} in {STRETCH} steps: after {', '.join(map(str, steps))} steps. From "
+        f"what it has learned, `ngu train --init RUN --strategy ...` begins two runs of {BUDGET:,} completions each, with a "
+        "fresh optimizer: GRPO once more, and NGU. The buckets stay those of the very beginning. Groups per batch of NGU: as "
+        f"many as {64 * K} completions buy when it takes over.", "",
         "| pass@1, held out | easy | medium | hard | extra hard | all |", "|---|---|---|---|---|---|",
-        f"| *at the very beginning* | {figures([rows[0] for rows in first.values()])} |",
-        f"| *{STRETCH} steps before the first run ends* | {figures([_at(rows, rows[-1]['step'] - STRETCH) for rows in first.values()])} |",
-        f"| *where the first run ends* | {figures([rows[-1] for rows in first.values()])} |",
-        *(f"| {label} | {figures(list(ends[name].values()))} |" for name, label in ARMS.items()), "",
+        *(f"| {label} | {figures(rows)} |" for label, rows in table.items()), "",
         "![pass@1 over completions](revival.png)", "", "## Seed by seed: extra hard", "",
         "| seed | first run, before and at its end | GRPO continued | NGU | NGU gained more by |", "|---|---|---|---|---|",
     ]  # fmt: skip
