@@ -3,6 +3,8 @@
 # make check   set up, then lint, types, layers and every test
 # make study-manufactoria   rewards per test and for all tests, NGU and fixed K; writes docs/results/manufactoria.md
 # make study-chains   every strategy on the task chains, three seeds; writes docs/results/chains.md (about 20 minutes)
+# make study-revival   a run that stopped learning, continued with NGU; writes docs/results/revival.md
+# make chaos   runs that are killed and disturbed, and whether they lose anything (half an hour)
 
 PYTHON ?= python3
 SEEDS ?= 0
@@ -10,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: demo test test-core check lint study-chains study-manufactoria clean
+.PHONY: demo test test-core check lint study-chains study-revival study-manufactoria chaos clean
 
 demo: $(READY)
 	$(BIN)/ngu demo --seeds $(SEEDS) --out runs/demo
@@ -25,6 +27,13 @@ check: lint test
 
 study-chains: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/study_chains.py
+
+study-revival: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/study_revival.py
+
+chaos: $(READY)
+	$(BIN)/python benchmarks/chaos.py kills
+	$(BIN)/python benchmarks/chaos.py trouble
 
 study-manufactoria: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/study_manufactoria.py
