@@ -146,6 +146,16 @@ def processes(of: subprocess.Popen[bytes]) -> dict[str, list[int]]:
     return found
 
 
+def first_life(out: Path, words: list[str], log: Path) -> None:
+    """As far as the first checkpoint, then kill -9: the warm start takes longer than any of the lives that follow."""
+    process = start(out, words, log)
+    while newest_checkpoint(out) is None:
+        if process.poll() is not None:
+            sys.exit(f"the run failed with {process.returncode}: {log.read_text()[-2000:]}")
+        time.sleep(0.2)
+    kill(process)
+
+
 # -------------------------------------------------------------------------- kills
 
 
@@ -155,12 +165,7 @@ def kills(n: int, root: Path) -> None:
     words = ["demo", "--max-completions", str(BUDGET), "--checkpoint-every", "2", "--eval.every", "0"]
     words += ["--learner.lr", "1e-4"]  # so that there is still something to learn when the budget ends
     n_killed, steps = 0, [-1]
-    process = start(out, words, log)
-    while newest_checkpoint(out) is None:  # the warm start takes longer than any of the lives that follow
-        if process.poll() is not None:
-            sys.exit(f"the run failed with {process.returncode}: {log.read_text()[-2000:]}")
-        time.sleep(0.2)
-    kill(process)
+    first_life(out, words, log)
     began = time.monotonic()
     while True:
         process = start(out, words, log)
@@ -224,6 +229,7 @@ def trouble(n: int, root: Path) -> None:
         *("--max-completions", "400_000", "--engine-restarts", "1000", "--sync-s", "20", "--stall-s", "60"),
         *("--grading.timeout-s", "3"),
     ]
+    first_life(out, words, log)
     did: Counter[str] = Counter()
     n_lives = 0
     while True:
