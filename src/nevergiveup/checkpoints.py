@@ -54,7 +54,7 @@ def write_checkpoint(out: Path, step: int, fill: Callable[[Path], None], *, keep
             for file in files:
                 _fsync(Path(folder) / file)
             _fsync(Path(folder))
-    except BaseException:
+    except BaseException:  # Ctrl-C, too
         shutil.rmtree(half_made, ignore_errors=True)  # it may be what fills the disk
         raise
     half_made.rename(parent / name)

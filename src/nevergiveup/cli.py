@@ -50,8 +50,6 @@ TRAIN_PACKAGES = (
 )  # fmt: skip
 """What the extra `train` installs and every run needs."""
 
-ACCEPT = "--accept-changes"
-
 TRAIN_HELP = """\
 Trains a model. The settings are those of RECIPE (`ngu recipes` lists them), changed by a TOML file, changed by flags.
 
@@ -257,6 +255,8 @@ def _split_off(words: list[str]) -> _Asked:
 
     --data and --reward are spelled out there: task.data and task.reward, of the task `own` unless one is named.
     """
+    from nevergiveup.config import ACCEPT
+
     recipe = words.pop(0) if words and not words[0].startswith("-") else ""
     data, reward = _take(words, "--data"), _take(words, "--reward")
     if data is not None and not _names_a_task(words):

@@ -97,6 +97,9 @@ NOT_OFFERED: Mapping[str, str] = {
 }
 """Keys of other trainers that have no counterpart here -> why, and what to do."""
 
+ACCEPT = "--accept-changes"
+"""The flag of a resume that takes other settings, or other data, as they are now."""
+
 
 class ConfigError(ValueError):
     """Bad input. The message is one clear sentence for the person who wrote it."""

@@ -35,7 +35,7 @@ from nevergiveup.checkpoints import (
     write_json,
     write_prompts,
 )
-from nevergiveup.config import differences, settings_from_json, settings_to_json
+from nevergiveup.config import ACCEPT, differences, settings_from_json, settings_to_json
 from nevergiveup.diagnosis import diagnose
 from nevergiveup.evaluate import assign_buckets, mean_by_bucket, mean_pass_at_k
 from nevergiveup.events import Event, EventWriter, Graded, cut_events, event_parts
@@ -70,8 +70,6 @@ STOPS = {
 EVENTS = "events.jsonl"
 GROWING = ("metrics", "rates", "samples", "evaluations")
 """Files of lines. A resume cuts them, and the events, back to where the checkpoint was saved: what followed happens again."""
-
-ACCEPT = "--accept-changes"
 
 DIAGNOSE_STEPS, DIAGNOSE_ROUNDS = 20, 1000
 """Optimizer steps, or scored rounds where there are no steps, after which what they came to is diagnosed."""
@@ -282,7 +280,7 @@ class _Run:
                     self.scheduler.publish(self.learner.version)
             try:
                 reason = await self._loop(engine)
-            except Exception as error:
+            except Exception as error:  # whatever ends the run: what it has learned is saved, and the error goes on
                 self._save_after(error)
                 raise
             await engine.close()

@@ -323,7 +323,7 @@ class _Dispatcher(threading.Thread):
                 for key, events in self._selector.select(self._patience()):
                     key.data(events)
                 self._keep_clock()
-        except BaseException as error:
+        except BaseException as error:  # whatever ends the thread is told to those who wait
             self._broken = f"the thread of the grader pool ended: {error!r}"
             raise
         finally:

@@ -124,7 +124,7 @@ class _Child:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await child.call("__ready__", [])
-        except BaseException:
+        except BaseException:  # a cancellation, too, must leave no process behind
             await child.end()
             raise
         return child
@@ -315,7 +315,7 @@ class _Proxy:
         if self._state is not None:
             try:
                 await child.call(self._state_method, self._state[0])
-            except BaseException:
+            except BaseException:  # a cancellation, too, must leave no process behind
                 await child.end()
                 raise
         return child

@@ -306,7 +306,7 @@ def _file_module(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # whatever the file raises: half a module must not be found by the next import
         del sys.modules[name]
         raise
     return module
