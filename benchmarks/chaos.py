@@ -23,6 +23,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+from operator import methodcaller
 from pathlib import Path
 from random import Random
 from statistics import mean
@@ -131,19 +134,16 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def processes(of: subprocess.Popen[bytes]) -> dict[str, list[int]]:
-    """Those of a run, by part: engine, grader."""
-    found: dict[str, list[int]] = {"engine": [], "grader": []}
+    """Those of a run, by part: engine, grader (the workers, and what makes them)."""
+    parents, commands = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
-            words = (folder / "stat").read_text().rpartition(")")[2].split()
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if int(words[3]) != of.pid or int(folder.name) == of.pid:  # another session
-                continue
-            if "spawn_main" in command:
-                found["engine"].append(int(folder.name))
-            elif "nursery" in command:
-                found["grader"].append(int(folder.name))
-    return found
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            commands[int(folder.name)] = (folder / "cmdline").read_bytes().decode(errors="replace")
+    children = [pid for pid, parent in parents.items() if parent == of.pid]
+    nursery = [pid for pid in children if "nursery" in commands.get(pid, "")]
+    workers = [pid for pid, parent in parents.items() if parent in nursery]
+    return {"engine": [pid for pid in children if "spawn_main" in commands.get(pid, "")], "grader": nursery + workers}
 
 
 def first_life(out: Path, words: list[str], log: Path) -> None:
@@ -270,29 +270,20 @@ def trouble(n: int, root: Path) -> None:
 
 
 def disturb(process: subprocess.Popen[bytes], rng: Random, did: Counter[str]) -> None:
-    part = processes(process)
-    match rng.choices(("trainer", "engine", "engine stands", "grader", "grader stands"), (1, 3, 2, 3, 3))[0]:
-        case "trainer":
-            kill(process)
-            did["trainer killed"] += 1
-        case "engine" if part["engine"]:
-            _signal(rng.choice(part["engine"]), signal.SIGKILL)
-            did["engine killed"] += 1
-        case "engine stands" if part["engine"]:
-            victim = rng.choice(part["engine"])
-            _signal(victim, signal.SIGSTOP)
-            time.sleep(rng.choice((1, 3, 25)))
-            _signal(victim, signal.SIGCONT)
-            did["engine stood still"] += 1
-        case "grader" if part["grader"]:
-            _signal(rng.choice(part["grader"]), signal.SIGKILL)
-            did["grader killed"] += 1
-        case "grader stands" if part["grader"]:
-            victim = rng.choice(part["grader"])
-            _signal(victim, signal.SIGSTOP)
-            time.sleep(rng.choice((0.5, 2, 5)))
-            _signal(victim, signal.SIGCONT)
-            did["grader stood still"] += 1
+    """Kills a process, or has it stand still for a while."""
+    part, kills_it = rng.choices((("trainer", True), *product(("engine", "grader"), (True, False))), (1, 3, 2, 3, 3))[0]
+    if part == "trainer":
+        kill(process)
+    elif not (found := processes(process)[part]):
+        return  # it is just starting
+    elif kills_it:
+        _signal(rng.choice(found), signal.SIGKILL)
+    else:
+        victim = rng.choice(found)
+        _signal(victim, signal.SIGSTOP)
+        time.sleep(rng.choice((1, 3, 25) if part == "engine" else (0.5, 2, 5)))
+        _signal(victim, signal.SIGCONT)
+    did[f"{part} {'killed' if kills_it else 'stood still'}"] += 1
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -301,10 +292,13 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def within(seed: int, words: list[str]) -> int:
-    """`ngu` whose checkpoints find the disk full, and whose weight syncs fail before or after they are done, now and then."""
+    """`ngu` whose checkpoints find the disk full, and whose weight syncs fail before or after they are done, now and then.
+    The verdicts of its task come from grader processes, as they do for tasks that need time."""
     from nevergiveup import checkpoints
     from nevergiveup.loop import Loop
     from nevergiveup.protocols import InfrastructureError, Weights
+    from nevergiveup.tasks.manufactoria_tiny import ManufactoriaTiny
+    from nevergiveup.types import Check, Completion, Prompt
 
     rng = Random(seed)
     sync_file = checkpoints._fsync
@@ -335,11 +329,16 @@ def within(seed: int, words: list[str]) -> int:
 
     make = Loop.__init__
 
+    def grade_elsewhere(self: ManufactoriaTiny, prompt: Prompt, completion: Completion) -> Check:
+        light = replace(completion, top_ids=None, top_logprobs=None)
+        return Check(methodcaller("grade", prompt, light), (self,))  # over there it is the real one
+
     def init(self: Loop, scheduler: Any, engine: Any, *more: Any, **options: Any) -> None:
         make(self, scheduler, LyingEngine(engine), *more, **options)
 
     checkpoints._fsync = fsync
     Loop.__init__ = init  # type: ignore[method-assign]
+    ManufactoriaTiny.grade = grade_elsewhere  # type: ignore[method-assign]
     return ngu(words)
 
 

@@ -31,7 +31,7 @@ from nevergiveup.evaluate import BUCKETS
 from nevergiveup.report.live import PlainView
 from nevergiveup.settings import BatchSettings
 from nevergiveup.strategies import FixedK, NeverGiveUp
-from nevergiveup.train import train
+from nevergiveup.train import read_settings, train
 
 BUDGET = 81_920
 """Completions of a continuation."""
@@ -56,14 +56,18 @@ def stagnate(seed: int, out: Path) -> Path:
         batch=BatchSettings(n_groups=64, max_pending=128, retry_order="front"),
         max_completions=None,
     )
-    summary: dict[str, Any] = {"steps": 0}
-    while summary["steps"] < LONGEST:
-        longer = replace(settings, steps=summary["steps"] + STRETCH)
-        summary = train(longer, run, PlainView(Console(quiet=True)), resume=summary["steps"] > 0)
-        rates = {row["step"]: row["pass_rates"]["extra hard"] for row in heldout(run)}
-        if rates[summary["steps"]] - rates[summary["steps"] - STRETCH] < GAIN:
+    steps = 0
+    if (run / "config.json").exists():
+        steps = read_settings(run).steps - STRETCH  # type: ignore[operator]  # of the stretch that was interrupted, or done
+    while steps < LONGEST:
+        steps += STRETCH
+        train(
+            replace(settings, steps=steps), run, PlainView(Console(quiet=True)), resume=(run / "config.json").exists()
+        )
+        rates = {row["step"]: row["pass_rates"]["extra_hard"] for row in heldout(run)}
+        if rates[steps] - rates[steps - STRETCH] < GAIN:
             break
-    (run / "stalled").write_text(f"{summary['steps']}\n")
+    (run / "stalled").write_text(f"{steps}\n")
     return run
 
 
@@ -125,8 +129,8 @@ def page(seeds: Sequence[int], out: Path) -> str:
     ]  # fmt: skip
     for seed in seeds:
         rows = first[seed]
-        before, at = (row["pass_rates"]["extra hard"] for row in (_at(rows, rows[-1]["step"] - STRETCH), rows[-1]))
-        after = {name: ends[name][seed]["pass_rates"]["extra hard"] for name in ARMS}
+        before, at = (row["pass_rates"]["extra_hard"] for row in (_at(rows, rows[-1]["step"] - STRETCH), rows[-1]))
+        after = {name: ends[name][seed]["pass_rates"]["extra_hard"] for name in ARMS}
         lines.append(
             f"| {seed} | {before:.3f}, {at:.3f} | {after['fixed']:.3f} ({after['fixed'] - at:+.3f}) | {after['ngu']:.3f} "
             f"({after['ngu'] - at:+.3f}) | {after['ngu'] - after['fixed']:+.3f} |"
@@ -161,7 +165,7 @@ def plot(seeds: Sequence[int], out: Path, path: Path) -> None:
 
 
 def _curve(rows: Sequence[dict[str, Any]], offset: int) -> tuple[list[float], list[float]]:
-    return [(offset + row["completions"]) / 1000 for row in rows], [row["pass_rates"]["extra hard"] for row in rows]
+    return [(offset + row["completions"]) / 1000 for row in rows], [row["pass_rates"]["extra_hard"] for row in rows]
 
 
 def main() -> None:

@@ -1,15 +1,19 @@
 """Runs that are stopped, killed or changed, and go on: a real tiny transformer, real folders, real processes."""
 
+import asyncio
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -18,7 +22,7 @@ from safetensors.torch import load_file
 
 from nevergiveup import build
 from nevergiveup.checkpoints import data_changes, model_in, newest_checkpoint, write_checkpoint, write_prompts
-from nevergiveup.cli import BAD_INPUT, main
+from nevergiveup.cli import BAD_INPUT, FAILED, main
 from nevergiveup.events import Published, Reissued, read_events
 from nevergiveup.recipes import RECIPES
 from nevergiveup.report.live import PlainView
@@ -241,6 +245,84 @@ def test_what_changed_in_the_data_is_told(tmp_path):
 
 
 # ------------------------------------------------------------ an engine that dies
+
+
+class DyingEngine:
+    """The real one until its third request; what that one and all later ones come to is `die`."""
+
+    def __init__(self, engine, die):
+        self.engine, self.die, self.n_requests = engine, die, 0
+
+    async def sample(self, prompt, n, seed):
+        self.n_requests += 1
+        if self.n_requests >= 3:
+            await self.die()
+        return await self.engine.sample(prompt, n, seed)
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+
+async def raises():
+    raise RuntimeError("boom")
+
+
+async def never_answers():
+    await asyncio.Event().wait()
+
+
+async def leaves():
+    os._exit(0)
+
+
+make_engine = build.make_engine
+
+
+def make_dying(die, *args, **kwargs):
+    return DyingEngine(make_engine(*args, **kwargs), die)
+
+
+@pytest.mark.parametrize(
+    ("die", "runtime", "words"),
+    [
+        (raises, "here", "boom"),
+        (raises, "process", "boom"),
+        (never_answers, "here", "nothing came back for 2 s"),
+        (leaves, "process", r"the process of the engine died \(exit code 0\)"),
+    ],
+)
+def test_c29_the_generator_dies(settings, tmp_path, monkeypatch, capfd, die, runtime, words):
+    """With its own words, an exit code, and the checkpoint of the last step, from which the run goes on."""
+    out = tmp_path / "run"
+    run(replace(settings, steps=3), out)
+    last = newest_checkpoint(out)
+    before = {path.relative_to(last): path.read_bytes() for path in last.rglob("*") if path.is_file()}
+    asked = ["train", "--resume", str(out), "--steps", str(N_STEPS)]
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "make_engine", partial(make_dying, die))
+        end = [
+            *asked,
+            "--stall-s",
+            "2",
+            "--grading.timeout-s",
+            "1",
+            "--engine-restarts",
+            "0",
+            "--runtime",
+            runtime,
+            "--accept-changes",
+        ]
+        try:
+            assert main(end) == FAILED
+            printed = capfd.readouterr().err
+        except RuntimeError as error:  # what nobody foresaw keeps its traceback
+            printed = "".join(traceback.format_exception(error))
+            assert "in raises" in printed
+    assert re.search(words, printed)
+    assert f"go on from the last checkpoint: ngu train --resume {out}" in " ".join(printed.split())
+    assert {path.relative_to(last): path.read_bytes() for path in last.rglob("*") if path.is_file()} == before
+    assert main([*asked, "--runtime", "here", "--accept-changes"]) == 0
+    assert [e.version for e in events(out) if isinstance(e, Published)] == list(range(1, N_STEPS + 1))
 
 
 def test_an_engine_killed_in_mid_run_is_started_again(settings, tmp_path):

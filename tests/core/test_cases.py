@@ -1,4 +1,4 @@
-"""Concrete cases with their right values, as far as they concern the core: C18, C21 to C26, C32 and C37."""
+"""Concrete cases with their right values, as far as they concern the core: C18, C21 to C26, C32, C35, C37."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from driver import attempts, prompts_named
+from driver import Drive, attempts, binary, prompts_named
 
 from nevergiveup.advantages import centred
-from nevergiveup.events import Event, Failed, Judged, Trained, WentStale
+from nevergiveup.events import Event, Failed, Judged, Reissued, Trained, WentStale
 from nevergiveup.scheduler import Scheduler
 from nevergiveup.strategies import NeverGiveUp
 from nevergiveup.types import Attempt, Group, Request, Verdict, exact
@@ -336,6 +336,86 @@ def test_c32_everything_is_lost_each_time(empty_delivery: bool) -> None:
     assert scheduler.ledger.trained == 19 * 4
     assert scheduler.ledger.chains["failed"] == 1
     scheduler.check_balance()
+
+
+def drive(seed: int, strategy: NeverGiveUp | None = None) -> Drive:
+    def make(**options: Any) -> Scheduler:
+        return Scheduler(
+            strategy or ngu(p=0.75), prompts_named(30), n_groups=4, lag=1, max_pending=8, seed=1, **options
+        )
+
+    return Drive(make, binary, seed)
+
+
+def outcomes(events: list[Event]) -> Counter[tuple[str, int]]:
+    """How often each prompt got its outcome, by (prompt, epoch)."""
+    return Counter(
+        (event.prompt, event.epoch)
+        for event in events
+        if isinstance(event, Trained)
+        or (isinstance(event, Judged) and event.outcome)
+        or (isinstance(event, Failed | WentStale) and event.closed)
+        or (isinstance(event, Reissued) and event.request is None)
+    )
+
+
+def assert_one_outcome_an_epoch(run: Drive) -> None:
+    """One for every prompt in the epochs that are over; in those that are open, one at most."""
+    state = run.scheduler.state_dict()
+    still_open = {
+        (row["prompt"], row["epoch"]) for place in ("in_flight", "queue", "waiting", "ready") for row in state[place]
+    }
+    n = outcomes(run.events)
+    assert set(n.values()) == {1}
+    assert run.scheduler.epoch > 8
+    for epoch in range(run.scheduler.epoch):
+        for prompt in run.scheduler.prompts:
+            assert n[prompt.id, epoch] + ((prompt.id, epoch) in still_open) == 1
+
+
+def until(run: Drive, version: int) -> None:
+    while run.scheduler.version < version:
+        run.step()
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_c35_resume_is_no_resume(seed: int) -> None:
+    """40 steps straight, and 40 that stop at 17 with 3 requests in flight and 2 prompts waiting for a retry."""
+    straight, stopped = drive(seed), drive(seed)
+    until(straight, 40)
+    until(stopped, 17)
+    while [len(stopped.scheduler.state_dict()[place]) for place in ("in_flight", "queue")] != [3, 2]:
+        stopped.step()
+    assert stopped.scheduler.version == 17
+    stopped.restore()
+    until(stopped, 40)
+    assert stopped.batches == straight.batches  # rows of every step, their baselines, attempts and weights
+    assert stopped.events == straight.events  # draws, data order, outcomes
+    assert stopped.scheduler.ledger.stale > 0  # and yet none of the groups that went stale holds up its epoch
+    assert_one_outcome_an_epoch(stopped)
+    stopped.scheduler.check_balance()
+
+
+def test_c35_a_changed_strategy_drops_what_is_open_and_loses_nothing_else() -> None:
+    run = drive(4)
+    until(run, 17)
+    n_open = run.scheduler.n_open
+    state = run.scheduler.state_dict()
+    assert n_open == 3
+    run.scheduler = drive(4, ngu(p=0.0)).scheduler
+    run.scheduler.on_event = run.events.append
+    run.in_flight.clear()
+    run.scheduler.load_state_dict(state, drop_chains=True)
+    run.scheduler.check_balance()
+    assert run.scheduler.ledger.chains["dropped"] == n_open
+    until(run, 40)
+    run.scheduler.check_balance()
+    n = outcomes(run.events)
+    assert set(n.values()) == {1}
+    dropped = state["epoch"]
+    for epoch in range(dropped + 1, run.scheduler.epoch - 1):
+        assert all(n[prompt.id, epoch] == 1 for prompt in run.scheduler.prompts)
+    assert {epoch for _, epoch in n} >= set(range(run.scheduler.epoch))
 
 
 def seeds_of_two_rounds(run_seed: int) -> list[int]:
