@@ -301,7 +301,7 @@ def within(seed: int, words: list[str]) -> int:
     from nevergiveup.types import Check, Completion, Prompt
 
     rng = Random(seed)
-    sync_file = checkpoints._fsync
+    sync_file = checkpoints.fsync
 
     def fsync(path: Path) -> None:
         if rng.random() < 0.02:
@@ -336,7 +336,7 @@ def within(seed: int, words: list[str]) -> int:
     def init(self: Loop, scheduler: Any, engine: Any, *more: Any, **options: Any) -> None:
         make(self, scheduler, LyingEngine(engine), *more, **options)
 
-    checkpoints._fsync = fsync
+    checkpoints.fsync = fsync
     Loop.__init__ = init  # type: ignore[method-assign]
     ManufactoriaTiny.grade = grade_elsewhere  # type: ignore[method-assign]
     return ngu(words)

@@ -1,4 +1,6 @@
-"""What a run folder holds to go on from: checkpoints, written whole or not at all, and what the data were. Layer 4.
+"""What a run folder holds to go on from: checkpoints, written whole or not at all, and what the data were.
+
+Layer 2. Standard library only.
 
 out/checkpoints/step-000050/      all that is needed to go on, as JSON and safetensors
 out/checkpoints/step-000050.2/    the same step, saved once more later on
@@ -52,13 +54,13 @@ def write_checkpoint(out: Path, step: int, fill: Callable[[Path], None], *, keep
         fill(half_made)
         for folder, _, files in os.walk(half_made):
             for file in files:
-                _fsync(Path(folder) / file)
-            _fsync(Path(folder))
+                fsync(Path(folder) / file)
+            fsync(Path(folder))
     except BaseException:  # Ctrl-C, too
         shutil.rmtree(half_made, ignore_errors=True)  # it may be what fills the disk
         raise
     half_made.rename(parent / name)
-    _fsync(parent)
+    fsync(parent)
     for old in sorted(_complete(out), key=_order)[:-keep]:
         gone = old.with_name(f".{old.name}.old")  # first the name: half a checkpoint must not pass for one
         old.rename(gone)
@@ -151,7 +153,8 @@ def _order(checkpoint: Path) -> tuple[int, int]:
     return int(step), int(again or 1)
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Returns when a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

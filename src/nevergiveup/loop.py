@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TypeVar
 
 from nevergiveup.protocols import Checker, Engine, Grader, InfrastructureError, Learner, Restarted, Task, Weights
 from nevergiveup.scheduler import Scheduler
@@ -38,6 +39,8 @@ from nevergiveup.types import (
     Unverified,
     exact,
 )
+
+T = TypeVar("T")
 
 MAX_FAILURES_IN_A_ROW = 16
 """Requests lost to infrastructure trouble, with no success in between, after which the run ends. Those that a dead engine
@@ -282,7 +285,8 @@ class Loop:
             if self.n_steps is not None and self.scheduler.version >= self.n_steps:
                 return f"all {self.n_steps} steps are done"
             if groups := self.scheduler.norms_wanted():
-                self.scheduler.give_norms(await self.learner.gradient_norms(groups))
+                norms = self.learner.gradient_norms(groups)
+                self.scheduler.give_norms(await self._learn(norms, f"measuring the gradients of {len(groups)} groups"))
                 self._changed.set()
             batch = self.scheduler.take()
             if batch is None:
@@ -292,7 +296,8 @@ class Loop:
                 await self._wait_for_delivery()
                 continue
             started = time.perf_counter()
-            metrics = await self._step(batch)
+            step = f"the optimizer step that makes version {self.learner.version + 1}"
+            metrics = await self._learn(self.learner.step(batch), step)
             stepped = time.perf_counter()
             if not metrics.get("skipped"):
                 await self._load(await self.learner.weights())
@@ -312,14 +317,13 @@ class Loop:
                 )
             waiting_since = time.perf_counter()
 
-    async def _step(self, batch: Batch) -> Metrics:
+    async def _learn(self, work: Awaitable[T], what: str) -> T:
         try:
             async with asyncio.timeout(self.stall_s):
-                return await self.learner.step(batch)
+                return await work
         except TimeoutError:
             raise Stalled(
-                f"the optimizer step that makes version {self.learner.version + 1} took longer than {self.stall_s:g} s; "
-                "if steps are that long, raise stall_s"
+                f"{what} took longer than {self.stall_s:g} s; if that is normal for this model, raise stall_s"
             ) from None
 
     async def _load(self, weights: Weights) -> None:

@@ -14,6 +14,7 @@ HEAVY = ("torch", "numpy", "ray", "httpx", "pydantic", "rich", "transformers", "
 LAYERS_0_TO_2 = (
     "types", "advantages", "judging", "strategies", "allocators", "objectives", "events",
     "scheduler", "protocols", "metrics", "diagnosis", "rewards", "settings", "task_settings", "loop", "evaluate", "samples",
+    "checkpoints",
 )  # fmt: skip
 SOURCE = Path(nevergiveup.__file__).parent
 

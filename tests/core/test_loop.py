@@ -447,6 +447,17 @@ def test_gradient_norms_are_measured_between_steps():
     scheduler.check_balance()
 
 
+def test_gradient_norms_that_never_come_are_noticed():
+    loop, _, learner, _ = make(prompts(0.5), strategy=GvmRaft(), stall_s=0.2)
+
+    async def hang(groups):
+        await asyncio.Event().wait()
+
+    learner.gradient_norms = hang
+    with pytest.raises(Stalled, match=r"measuring the gradients of \d+ groups took longer than 0\.2 s"):
+        run(loop)
+
+
 def test_rewards_are_shaped_after_grading():
     def shape(reward, completion):
         return reward - Fraction(1, 4) if completion.finish == "length" else reward

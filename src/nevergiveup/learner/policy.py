@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import time
 from collections import Counter
@@ -29,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from nevergiveup.checkpoints import fsync
 from nevergiveup.learner.losses import (
     RatioMask,
     TokenLoss,
@@ -682,20 +682,12 @@ def _replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
     temporary.mkdir(parents=True)
     write(temporary)
     for path in (*temporary.iterdir(), temporary):
-        _fsync(path)
+        fsync(path)
     if folder.exists():
         folder.rename(old)
     temporary.rename(folder)
-    _fsync(folder.parent)
+    fsync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _shape(tensor: Tensor | None) -> str:
