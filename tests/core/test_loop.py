@@ -448,7 +448,7 @@ def test_gradient_norms_are_measured_between_steps():
 
 
 def test_gradient_norms_that_never_come_are_noticed():
-    loop, _, learner, _ = make(prompts(0.5), strategy=GvmRaft(), stall_s=0.2)
+    loop, _, learner, _ = make(prompts(0.5), strategy=GvmRaft(), stall_s=0.2, gradient_norms=True)
 
     async def hang(groups):
         await asyncio.Event().wait()
