@@ -221,6 +221,10 @@ def test_what_a_crash_left_behind_is_no_checkpoint(tmp_path):
     write_checkpoint(tmp_path, 1, lambda folder: None, keep=2)
     write_checkpoint(tmp_path, 3, lambda folder: None, keep=2)
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step-000001.2", "step-000003"]
+    write_checkpoint(
+        tmp_path, 3, lambda folder: None, keep=2
+    )  # in the place of the one that there is, not of an older one
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step-000001.2", "step-000003.2"]
 
 
 def test_the_model_that_a_folder_stands_for(straight, settings, tmp_path):

@@ -178,6 +178,12 @@ def test_a_damaged_checkpoint_and_a_shortened_log_are_refused_by_name(start, tmp
     with pytest.raises(ValueError, match="step-000002 cannot be restored"):
         run(small(start), tmp_path, resume=True)
     scheduler.write_text(good)
+    weights = newest_checkpoint(tmp_path) / "learner" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:1000])
+    with pytest.raises(ValueError, match="step-000002 cannot be restored"):
+        run(small(start), tmp_path, resume=True)
+    weights.write_bytes(whole)
     (tmp_path / "events.jsonl").write_text("")
     with pytest.raises(ValueError, match=r"events\.jsonl is shorter than \d+ bytes"):
         run(small(start), tmp_path, resume=True)

@@ -36,7 +36,8 @@ def newest_checkpoint(out: Path) -> Path | None:
 
 
 def write_checkpoint(out: Path, step: int, fill: Callable[[Path], None], *, keep: int) -> Path:
-    """Has `fill` write into an empty folder, makes that the newest checkpoint, and removes all but the newest `keep`.
+    """Has `fill` write into an empty folder, makes that the newest checkpoint, and removes others: those that it replaces, of
+    the same step, and all but the newest `keep`.
 
     Whatever `fill` raises, and OSError of a full disk, leaves the checkpoints as they were.
     """
@@ -61,7 +62,9 @@ def write_checkpoint(out: Path, step: int, fill: Callable[[Path], None], *, keep
         raise
     half_made.rename(parent / name)
     fsync(parent)
-    for old in sorted(_complete(out), key=_order)[:-keep]:
+    newest_of = {_order(path)[0]: path for path in sorted(_complete(out), key=_order)}
+    kept = sorted(newest_of.values(), key=_order)[-keep:]
+    for old in set(_complete(out)).difference(kept):
         gone = old.with_name(f".{old.name}.old")  # first the name: half a checkpoint must not pass for one
         old.rename(gone)
         shutil.rmtree(gone)

@@ -26,6 +26,8 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+
 from nevergiveup import build
 from nevergiveup.checkpoints import (
     LEARNER,
@@ -625,7 +627,7 @@ class _Run:
             self.initial = saved["initial_rates"]
             self.total = Tally.from_state(saved["total"], self.buckets)
             self.learner.restore(checkpoint / LEARNER)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise ValueError(
                 f"{checkpoint} cannot be restored: {error}. If it is damaged, remove it to go on from the one before"
             ) from error
