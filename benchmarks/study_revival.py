@@ -34,8 +34,8 @@ from nevergiveup.strategies import FixedK, NeverGiveUp
 from nevergiveup.train import read_settings, train
 
 BUDGET = 409_600
-"""Completions of a continuation. What fixed K has left over is solved less than once in ten thousand tries: with a fifth of this
-budget (81,920, the first choice) NGU was ahead by .051 on seed 0 and no better on seeds 1 and 2. It was set on seed 3."""
+"""Completions of a continuation. What fixed K has left over is solved less than once in ten thousand tries: with a fifth of
+this budget (the first choice) NGU was ahead by .051 on seed 0 and no better on seeds 1 and 2. It was set on seed 3."""
 STRETCH, GAIN, LONGEST = 160, 0.01, 3200
 """The first run goes on, so many steps at a time, until the extra-hard bucket gained less than GAIN in the last stretch, or it
 has made LONGEST steps."""
@@ -122,9 +122,9 @@ def page(seeds: Sequence[int], out: Path) -> str:
         f"bucket (held out, exact) gained less than {GAIN} in {STRETCH} steps: after {', '.join(map(str, steps))} steps. From "
         f"what it has learned, `ngu train --init RUN --strategy ...` begins two runs of {BUDGET:,} completions each, with a "
         "fresh optimizer: GRPO once more, and NGU. The buckets stay those of the very beginning. Groups per batch of NGU: as "
-        f"many as {64 * K} completions buy when it takes over. The budget was chosen on seed 3, which is not in the table: with a "
-        "fifth of it, NGU was ahead of GRPO by .051 on seed 0 and not on the others. What is left over after GRPO is solved less "
-        "than once in ten thousand tries, and to meet that takes tries.", "",
+        f"many as {64 * K} completions buy when it takes over. The budget was chosen on seed 3, which is not in the "
+        "table: with a fifth of it, NGU was ahead of GRPO by .051 on seed 0 and not on the others. What is left over after GRPO "
+        "is solved less than once in ten thousand tries, and to meet that takes tries.", "",
         "| pass@1, held out | easy | medium | hard | extra hard | all |", "|---|---|---|---|---|---|",
         *(f"| {label} | {figures(rows)} |" for label, rows in table.items()), "",
         "![pass@1 over completions](revival.png)", "", "## Seed by seed: extra hard", "",
