@@ -123,7 +123,7 @@ def page(seeds: Sequence[int], out: Path) -> str:
         f"what it has learned, `ngu train --init RUN --strategy ...` begins two runs of {BUDGET:,} completions each, with a "
         "fresh optimizer: GRPO once more, and NGU. The buckets stay those of the very beginning. Groups per batch of NGU: as "
         f"many as {64 * K} completions buy when it takes over. The budget was chosen on seed 3, which is not in the "
-        "table: with a fifth of it, NGU was ahead of GRPO by .051 on seed 0 and not on the others. What is left over after GRPO "
+        "table: with a fifth of it, NGU was ahead of GRPO by .051 on seed 0 and not on the others. What is left after GRPO "
         "is solved less than once in ten thousand tries, and to meet that takes tries.", "",
         "| pass@1, held out | easy | medium | hard | extra hard | all |", "|---|---|---|---|---|---|",
         *(f"| {label} | {figures(rows)} |" for label, rows in table.items()), "",

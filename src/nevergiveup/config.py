@@ -260,7 +260,9 @@ def _read_flags(words: Sequence[str]) -> _Layer:
     while rest:
         word = rest.pop(0)
         if not word.startswith("--") or word == "--":
-            raise ConfigError(f'{COMMAND_LINE}: "{word}" belongs to no flag: settings are written --section.key value')
+            raise ConfigError(
+                f'{COMMAND_LINE}: "{word}" belongs to no flag: settings are written --section.key value, and the recipe comes first'
+            )
         name, equals, text = word[2:].partition("=")
         key = name.replace("-", "_")
         switched_off = key.replace(".no_", ".")
