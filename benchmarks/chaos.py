@@ -236,6 +236,7 @@ def trouble(n: int, root: Path) -> None:
         process = start(out, words, log, faults=n_lives)
         n_lives += 1
         is_over = False
+        await_delivery(process, out / "events.jsonl")
         while process.poll() is None:
             quiet = rng.uniform(0.5, 6) if sum(did.values()) < n else GROW_S
             with suppress(subprocess.TimeoutExpired):
@@ -267,6 +268,14 @@ def trouble(n: int, root: Path) -> None:
         print(f"{what}: {text.count(words_of_it)} times")
     print(f"{n_lives} lives, {dict(did)}")
     print(check_run(out))
+
+
+def await_delivery(process: subprocess.Popen[bytes], events: Path) -> None:
+    """Until a life has come so far that its log grows (a resume cuts it first): starting up is what `kills` disturbs."""
+    lowest = events.stat().st_size
+    while process.poll() is None and (size := events.stat().st_size) < lowest + 4096:
+        lowest = min(lowest, size)
+        time.sleep(0.2)
 
 
 def disturb(process: subprocess.Popen[bytes], rng: Random, did: Counter[str]) -> None:

@@ -261,7 +261,8 @@ def _read_flags(words: Sequence[str]) -> _Layer:
         word = rest.pop(0)
         if not word.startswith("--") or word == "--":
             raise ConfigError(
-                f'{COMMAND_LINE}: "{word}" belongs to no flag: settings are written --section.key value, and the recipe comes first'
+                f'{COMMAND_LINE}: "{word}" belongs to no flag: settings are written --section.key value, and a recipe comes '
+                "first"
             )
         name, equals, text = word[2:].partition("=")
         key = name.replace("-", "_")
