@@ -23,7 +23,8 @@ from safetensors.torch import load_file
 from nevergiveup import build
 from nevergiveup.checkpoints import data_changes, model_in, newest_checkpoint, write_checkpoint, write_prompts
 from nevergiveup.cli import BAD_INPUT, FAILED, main
-from nevergiveup.events import Published, Reissued, read_events
+from nevergiveup.events import Published, Reissued, Trained, read_events
+from nevergiveup.protocols import InfrastructureError
 from nevergiveup.recipes import RECIPES
 from nevergiveup.report.live import PlainView
 from nevergiveup.settings import BatchSettings, EvalSettings, ModelSettings
@@ -299,8 +300,7 @@ def test_c29_the_generator_dies(settings, tmp_path, monkeypatch, capfd, die, run
     """With its own words, an exit code, and the checkpoint of the last step, from which the run goes on."""
     out = tmp_path / "run"
     run(replace(settings, steps=3), out)
-    last = newest_checkpoint(out)
-    before = {path.relative_to(last): path.read_bytes() for path in last.rglob("*") if path.is_file()}
+    learned = {path.name: path.read_bytes() for path in (newest_checkpoint(out) / "learner").iterdir()}
     asked = ["train", "--resume", str(out), "--steps", str(N_STEPS)]
     with monkeypatch.context() as patch:
         patch.setattr(build, "make_engine", partial(make_dying, die))
@@ -324,7 +324,8 @@ def test_c29_the_generator_dies(settings, tmp_path, monkeypatch, capfd, die, run
             assert "in raises" in printed
     assert re.search(words, printed)
     assert f"go on from the last checkpoint: ngu train --resume {out}" in " ".join(printed.split())
-    assert {path.relative_to(last): path.read_bytes() for path in last.rglob("*") if path.is_file()} == before
+    assert newest_checkpoint(out).name.startswith("step-000003")
+    assert {path.name: path.read_bytes() for path in (newest_checkpoint(out) / "learner").iterdir()} == learned
     assert main([*asked, "--runtime", "here", "--accept-changes"]) == 0
     assert [e.version for e in events(out) if isinstance(e, Published)] == list(range(1, N_STEPS + 1))
 
@@ -364,3 +365,30 @@ def test_an_engine_killed_in_mid_run_is_started_again(settings, tmp_path):
     del ledger["chains"]
     assert ledger.pop("drawn") == sum(ledger.values())
     assert [e.version for e in events(out) if isinstance(e, Published)] == list(range(1, 201))
+
+
+class RefusingEngine(DyingEngine):
+    """Takes no weights of version 3."""
+
+    async def sample(self, prompt, n, seed):
+        return await self.engine.sample(prompt, n, seed)
+
+    async def load(self, weights, version):
+        if version == 3:
+            raise InfrastructureError("answer 500")
+        await self.engine.load(weights, version)
+
+
+def test_c30_a_step_whose_weights_did_not_arrive_is_neither_lost_nor_done_twice(settings, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "make_engine", lambda *args, **kwargs: RefusingEngine(make_engine(*args, **kwargs), None))
+        with pytest.raises(InfrastructureError, match="answer 500"):
+            run(replace(settings, steps=6), out)
+    assert [event.version for event in events(out) if isinstance(event, Published)] == [1, 2]
+    run(replace(settings, steps=6), out, resume=True)
+    assert [event.version for event in events(out) if isinstance(event, Published)] == [1, 2, 3, 4, 5, 6]
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    trained = sum(event.n_trained for event in events(out) if isinstance(event, Trained))
+    assert sum(row["n_completions"] for row in rows) == trained

@@ -180,6 +180,8 @@ class Loop:
         self.on_step = on_step
         self.stall_s = stall_s
         self.sync_s = sync_s
+        self.last_step: Step | None = None
+        """Made, whether or not the engine has acknowledged its weights; `on_step` may not have been told of it."""
         self._n_out = 0
         self._failures_in_a_row = 0
         self._verdicts: deque[str | None] = deque(maxlen=UNVERIFIED_WINDOW)  # None: verified; else the reason
@@ -296,25 +298,19 @@ class Loop:
                 await self._wait_for_delivery()
                 continue
             started = time.perf_counter()
-            step = f"the optimizer step that makes version {self.learner.version + 1}"
-            metrics = await self._learn(self.learner.step(batch), step)
+            what = f"the optimizer step that makes version {self.learner.version + 1}"
+            metrics = await self._learn(self.learner.step(batch), what)
             stepped = time.perf_counter()
+            self.last_step = step = Step(
+                batch, metrics, self.learner.version, stepped - started, sync_s=0.0, waited_s=started - waiting_since
+            )
             if not metrics.get("skipped"):
                 await self._load(await self.learner.weights())
             self.scheduler.publish(self.learner.version)
             self._changed.set()
-            synced = time.perf_counter()
+            self.last_step = step = replace(step, sync_s=time.perf_counter() - stepped)
             if self.on_step:
-                await self.on_step(
-                    Step(
-                        batch,
-                        metrics,
-                        self.learner.version,
-                        stepped - started,
-                        synced - stepped,
-                        started - waiting_since,
-                    )
-                )
+                await self.on_step(step)
             waiting_since = time.perf_counter()
 
     async def _learn(self, work: Awaitable[T], what: str) -> T:

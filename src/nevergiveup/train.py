@@ -226,6 +226,7 @@ class _Run:
         self.window = Tally()  # since the last step
         self.recent = Tally()  # since the last diagnosis, with the rows of its steps
         self.rows: list[dict[str, float]] = []
+        self.recorded: Step | None = None  # the last one in metrics.jsonl
         self.said_at: dict[str, float] = {}  # rule -> seconds
         self.evaluations: list[dict[str, Any]] = []  # split, step, completions, pass_rates by bucket; oldest first
         self.buckets: dict[str, str] = {}
@@ -413,15 +414,11 @@ class _Run:
 
     async def _on_step(self, step: Step, engine: Engine) -> None:
         settings = self.settings
-        row = await self._row(step, engine)
-        self.samples.trained(step.batch, step.version)
-        self.view.step(row)
-        self.trackers.log(row, step.version)
-        self.metrics_file.write(json.dumps(row) + "\n")
-        self.metrics_file.flush()
-        self.samples.flush()
-        self.writer.flush()
-        self.rows.append(row)
+        try:
+            counters = await engine.counters()
+        except InfrastructureError:  # it has just died: the loop finds out what that means
+            counters = self.counters
+        self._record(step, counters)
         if len(self.rows) >= DIAGNOSE_STEPS:
             self._diagnose()
         began = time.perf_counter()
@@ -431,11 +428,19 @@ class _Run:
             await self._save_if_possible()
         self.eval_s = time.perf_counter() - began
 
-    async def _row(self, step: Step, engine: Engine) -> dict[str, float]:
-        try:
-            counters = await engine.counters()
-        except InfrastructureError:  # it has just died: the loop finds out what that means
-            counters = self.counters
+    def _record(self, step: Step, counters: dict[str, float]) -> None:
+        self.recorded = step
+        row = self._row(step, counters)
+        self.samples.trained(step.batch, step.version)
+        self.view.step(row)
+        self.trackers.log(row, step.version)
+        self.metrics_file.write(json.dumps(row) + "\n")
+        self.metrics_file.flush()
+        self.samples.flush()
+        self.writer.flush()
+        self.rows.append(row)
+
+    def _row(self, step: Step, counters: dict[str, float]) -> dict[str, float]:
         now = time.perf_counter()
         interval_s = max(now - self.stepped_at - self.eval_s, 1e-9)
         before = self.counters if counters["tokens"] >= self.counters["tokens"] else {}  # a new engine counts from 0
@@ -586,6 +591,8 @@ class _Run:
         is_lost = self.scheduler.is_training and self.learner.version == self.scheduler.version
         if is_lost or isinstance(error, AssertionError):
             return
+        if (step := self.loop.last_step) is not None and step is not self.recorded:  # its weights did not arrive
+            self._record(step, self.counters)
         try:
             self._save()
         except (OSError, AssertionError) as another:

@@ -130,7 +130,7 @@ class _Child:
         return child
 
     async def call(self, method: str, sent: list[Any]) -> Any:
-        if self._is_gone:
+        if self._is_gone or self._writer.is_closing():  # the latter is known first
             raise _Gone
         number = self._n_calls
         self._n_calls += 1
@@ -139,7 +139,7 @@ class _Child:
             _send(self._writer, (number, method, sent))
             return await answer
         except asyncio.CancelledError:
-            if not self._is_gone:
+            if not self._is_gone and not self._writer.is_closing():
                 _send(self._writer, (number, "__cancel__", []))
             raise
         finally:
