@@ -295,6 +295,8 @@ class _Proxy:
                 began = time.monotonic()
                 try:
                     child = await self._replacement()
+                except _Gone:
+                    how = "the one that took its place died while it started"
                 except Exception as error:  # whatever keeps it from starting: it is tried again, so often
                     how = f"it did not start again: {type(error).__name__} {error}".strip()
             if child is None:
